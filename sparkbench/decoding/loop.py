@@ -1,0 +1,314 @@
+"""The one decode loop: propose, verify, accept, commit, until every row has stopped.
+
+    prefill prompt                                       -> first token, target features
+    until every row has stopped:
+        tree = method.propose(context)                   stages: draft, build
+        out  = target.verify(tree)                       stages: pack, verify
+        path = accept(tree, out)                         stage:  accept
+        target.commit(path); method.observe(...)         stage:  commit
+
+Every method runs through it, autoregressive decoding included. The host learns one small array a round: what each row
+accepted. A stop token or the length limit inside an accepted path truncates there: what lies beyond is neither output
+nor counted as committed. Rows that have stopped leave the batch.
+"""
+
+import struct
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparkbench.decoding.accept import Acceptance, match
+from sparkbench.decoding.method import Context, Method
+from sparkbench.decoding.sampling import Sampling, draw
+from sparkbench.decoding.target import Target
+from sparkbench.decoding.timing import StageTimer
+from sparkbench.decoding.tree import DraftTree
+from sparkbench.decoding.verifier import Verifier
+from sparkbench.errors import UsageError
+
+Observer = Callable[[Context, DraftTree, Acceptance], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and the key of its noise (sampling.noise_key)."""
+
+    prompt_ids: tuple[int, ...]
+    noise_key: int = 0
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How a batch is decoded. `stop_ids`: None means the target's. `profile`: barriers at stage edges on a GPU."""
+
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_ids: frozenset[int] | None = None
+    profile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UsageError(f"max-new-tokens {self.max_new_tokens} is not allowed: 1 or more")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round of one row. In a batch, `stages_ns` are those of the whole batch's round.
+
+    cold:        round 0, in which a drafter also runs over the prompt.
+    nodes:       draft nodes proposed, root not counted.          max_depth: depth of the deepest.
+    accepted:    A, draft tokens accepted, also beyond a stop token or the limit.
+    committed:   M, tokens added to the output.
+    offered_next:      a child existed below the deepest accepted node.
+    accepted_node:     index of that node in the order of proposal, 0 for the root.
+    expected_accepted: sum of exp(log_prob) over draft nodes, None where scores are no probabilities.
+    """
+
+    cold: bool
+    nodes: int
+    max_depth: int
+    offered_next: bool
+    accepted: int
+    committed: int
+    expected_accepted: float | None
+    accepted_node: int
+    stages_ns: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What became of a request. Times in seconds.
+
+    output_ids:  generated tokens, a stop token included.     stop_reason: "stop" or "length".
+    ttft_s:      start of prefill to the first token (of the batch).
+    decode_s:    from then until this row stopped, the drafter's own prefill included.
+    batch_wall_s: the same until the last row of the batch stopped.
+    cpu_s:       CPU time of the process during the batch's decode.
+    forwards:    forwards of the target this row took part in, prefill included.
+    """
+
+    output_ids: tuple[int, ...]
+    stop_reason: str
+    rounds: tuple[Round, ...]
+    ttft_s: float
+    decode_s: float
+    cpu_s: float
+    batch_wall_s: float
+    forwards: int
+
+    @property
+    def rounds_drafted(self) -> int:
+        """Rounds in which something was drafted."""
+        return sum(round_.nodes > 0 for round_ in self.rounds)
+
+
+@dataclass
+class _Row:
+    """A request on its way."""
+
+    index: int
+    output: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    stop_reason: str | None = None
+    decode_s: float = 0.0
+
+
+@torch.inference_mode()
+def generate(
+    target: Target,
+    method: Method,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    observer: Observer | None = None,
+) -> list[Generation]:
+    """Decode one batch; generations in the order of `requests`.
+
+    The caller has left out requests that do not fit the target's or the drafter's context.
+    `observer` sees every round, outside all stages.
+    """
+    longest = max(len(request.prompt_ids) for request in requests)
+    capacity = longest + config.max_new_tokens + method.max_nodes + 1
+    verifier = target.session(len(requests), capacity, method.feature_layers)
+    try:
+        return _decode(target, method, requests, config, verifier, capacity, observer)
+    finally:
+        verifier.close()
+
+
+def _decode(
+    target: Target,
+    method: Method,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    verifier: Verifier,
+    capacity: int,
+    observer: Observer | None,
+) -> list[Generation]:
+    sampling = config.sampling
+    stop_ids = target.stop_ids if config.stop_ids is None else config.stop_ids
+    timer = StageTimer(target.device, recording=config.profile or target.device.type == "cpu")
+    keys = torch.tensor([request.noise_key for request in requests], device=target.device)
+    cache = verifier.cache
+
+    started = time.perf_counter()
+    prefill = verifier.prefill([request.prompt_ids for request in requests])
+    at_root = torch.zeros(len(requests), 1, dtype=torch.int64, device=target.device)
+    anchors = draw(prefill.logits, at_root, cache.lengths - 1, keys, 0, sampling)[:, 0]
+    first_tokens = anchors.tolist()
+    first_at = time.perf_counter()
+    cpu_at = time.process_time()
+
+    rows = [_Row(index) for index in range(len(requests))]
+    live = rows
+    for row, token in zip(rows, first_tokens, strict=True):
+        _append(row, [token], stop_ids, config.max_new_tokens)
+    method.begin(target, len(rows), capacity)
+    context = Context(
+        target, anchors, cache.lengths, prefill.features, cache.host_lengths, sampling.temperature, 0, timer
+    )
+    del prefill
+    timer.take()
+    finished_at = first_at
+    while True:
+        if any(row.stop_reason is not None for row in live):
+            going = [place for place, row in enumerate(live) if row.stop_reason is None]
+            if not going:
+                break
+            live = [live[place] for place in going]
+            verifier.keep(going)
+            method.keep(going)
+            index = torch.tensor(going, device=target.device)
+            keys = keys[index]
+            context.anchors = context.anchors[index]
+            context.counts = [context.counts[place] for place in going]
+            if context.features is not None:
+                context.features = context.features[index]
+        context.lengths = cache.lengths
+
+        tree = method.propose(context)
+        with timer.stage("pack"):
+            packed = verifier.pack(tree)
+        with timer.stage("verify"):
+            verified = verifier.verify(packed)
+        with timer.stage("accept"):
+            drawn = draw(verified.logits, tree.depths, cache.lengths, keys, tree.max_depth, sampling)
+            acceptance = match(tree, drawn)
+            facts = _to_host(tree, acceptance)
+        with timer.stage("commit"):
+            counts = [fact.accepted + 1 for fact in facts]
+            with timer.stage("commit/compact"):
+                in_place = all(fact.in_place for fact in facts)
+                verifier.commit(None if in_place else acceptance.path[:, : max(counts)], counts)
+            with timer.stage("commit/carry"):
+                method.observe(context, tree, acceptance)
+                context.anchors = acceptance.bonus
+                context.features = _carry(verified.features, acceptance.path, max(counts), in_place)
+                context.counts = counts
+            for row, fact in zip(live, facts, strict=True):
+                fact.committed = _append(row, fact.tokens, stop_ids, config.max_new_tokens)
+        if observer is not None:
+            observer(context, tree, acceptance)
+        stages = timer.take()
+        finished_at = time.perf_counter()
+        for row, fact in zip(live, facts, strict=True):
+            row.rounds.append(fact.as_round(context.round == 0, stages))
+            row.decode_s = finished_at - first_at
+        context.round += 1
+
+    batch_wall_s = finished_at - first_at
+    cpu_s = time.process_time() - cpu_at
+    return [
+        Generation(
+            output_ids=tuple(row.output),
+            stop_reason=row.stop_reason or "length",
+            rounds=tuple(row.rounds),
+            ttft_s=first_at - started,
+            decode_s=row.decode_s,
+            cpu_s=cpu_s,
+            batch_wall_s=batch_wall_s,
+            forwards=len(row.rounds) + 1,
+        )
+        for row in rows
+    ]
+
+
+@dataclass
+class _Fact:
+    """What the host learns of one row's round."""
+
+    accepted: int
+    tokens: list[int]
+    nodes: int
+    max_depth: int
+    offered_next: bool
+    accepted_node: int
+    in_place: bool
+    expected: float | None
+    committed: int = 0
+
+    def as_round(self, cold: bool, stages: dict[str, int]) -> Round:
+        return Round(
+            cold,
+            self.nodes,
+            self.max_depth,
+            self.offered_next,
+            self.accepted,
+            self.committed,
+            self.expected,
+            self.accepted_node,
+            stages,
+        )
+
+
+def _to_host(tree: DraftTree, acceptance: Acceptance) -> list[_Fact]:
+    """One copy to the host: accepted count, expectation, path, tokens and tree facts of each row."""
+    steps = tree.max_depth + 1
+    columns = [acceptance.accepted[:, None], acceptance.tokens]
+    if tree.log_probs is not None:
+        # float64 bits travel as int64, so that one array holds everything
+        chances = torch.where(tree.valid, tree.log_probs.double().exp(), 0.0)[:, 1:]
+        columns.append(chances.sum(1, keepdim=True).view(torch.int64))
+    if not tree.chain:
+        end = acceptance.path[:, -1:]
+        offered = (tree.parents == end).any(1, keepdim=True)
+        nodes = tree.valid.sum(1, keepdim=True) - 1
+        columns += [nodes, tree.depths.amax(1, keepdim=True), offered, acceptance.path]
+    facts = []
+    for accepted, *rest in torch.cat(columns, 1).tolist():
+        tokens, rest = rest[: accepted + 1], rest[steps:]
+        expected = None
+        if tree.log_probs is not None:
+            (expected,) = struct.unpack("<d", struct.pack("<q", rest[0]))
+            rest = rest[1:]
+        if tree.chain:
+            facts.append(_Fact(accepted, tokens, steps - 1, steps - 1, accepted < steps - 1, accepted, True, expected))
+        else:
+            nodes, depth, has_child, *path = rest
+            in_place = path[: accepted + 1] == list(range(accepted + 1))
+            facts.append(_Fact(accepted, tokens, nodes, depth, bool(has_child), path[-1], in_place, expected))
+    return facts
+
+
+def _carry(features: Tensor | None, path: Tensor, steps: int, in_place: bool) -> Tensor | None:
+    """The features of the accepted path, [B, steps, F * H]."""
+    if features is None:
+        return None
+    if in_place:
+        return features[:, :steps]
+    return features.gather(1, path[:, :steps, None].expand(-1, -1, features.shape[2]))
+
+
+def _append(row: _Row, tokens: Sequence[int], stop_ids: frozenset[int], limit: int) -> int:
+    """Add tokens to a row's output up to a stop token or the limit; return how many were added."""
+    for added, token in enumerate(tokens, 1):
+        row.output.append(token)
+        if token in stop_ids:
+            row.stop_reason = "stop"
+            return added
+        if len(row.output) == limit:
+            row.stop_reason = "length"
+            return added
+    return len(tokens)

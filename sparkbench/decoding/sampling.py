@@ -1,0 +1,118 @@
+"""Sampling with positional noise.
+
+At temperature 0 the target's next token is the argmax of its logits. Above, it is the argmax of
+`logits / T + g_t`, where g_t is Gumbel noise over the vocabulary (the Gumbel-max trick: this draws exactly from
+softmax(logits / T)). The noise is not drawn from a stream: it is a function of the request's key and the absolute
+position t alone. All nodes of one depth therefore share it, and whatever a method drafts, the token kept at position t
+is the one that autoregressive decoding would have drawn. That makes exactness above temperature 0 a comparison of
+token ids.
+
+The noise is a counter-based hash on the device: SplitMix64 with one stream a position, 52 bits of it as a uniform
+number in float64, so both tails are resolved far beyond what 24-bit uniforms give (a Gumbel value up to 36.7 instead
+of 16.6).
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparkbench.errors import UsageError
+
+# Constants of SplitMix64 (Steele, Lea, Flood 2014) as signed 64-bit numbers: torch integers wrap like unsigned ones.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the target's next token is drawn.
+
+    temperature: 0 is greedy.  top_k: 0 is off.  top_p: in (0, 1], 1 is off.
+    Filters are applied after the temperature, top-k first, as `generate` of transformers does.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UsageError(f"temperature {self.temperature} is not allowed: a finite number, 0 or above")
+        if self.top_k < 0:
+            raise UsageError(f"top-k {self.top_k} is not allowed: 0 (off) or above")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p {self.top_p} is not allowed: above 0, at most 1 (off)")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """logits [..., V] -> float32 scores [..., V]: tempered, with -inf where a filter cuts."""
+        scores = logits.float()
+        if self.greedy:
+            return scores
+        scores = scores / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            cut = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < cut, -math.inf)
+        if self.top_p < 1:
+            ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+            probabilities = ordered.softmax(-1)
+            before = probabilities.cumsum(-1) - probabilities
+            cut_ordered = before >= self.top_p
+            cut_ordered[..., 0] = False  # the likeliest token always stays
+            scores = scores.masked_fill(cut_ordered.scatter(-1, order, cut_ordered), -math.inf)
+        return scores
+
+
+def noise_key(prompt_ids: Sequence[int], seed: int, repeat: int = 0, copy: int = 0) -> int:
+    """The 64-bit key of a request's noise; `repeat` and `copy` (of a duplicate prompt) give noise of their own."""
+    numbers = struct.pack(f"<{len(prompt_ids) + 3}q", seed, repeat, copy, *prompt_ids)
+    return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), "little", signed=True)
+
+
+def gumbel(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Noise for keys [B] int64 at positions [B, D] int64: [B, D, vocab_size] float32."""
+    streams = _mix(keys[:, None] + positions * _GOLDEN)
+    tokens = torch.arange(1, vocab_size + 1, device=keys.device)
+    return _gumbel_of(_mix(streams[..., None] + tokens * _GOLDEN))
+
+
+def draw(logits: Tensor, depths: Tensor, lengths: Tensor, keys: Tensor, max_depth: int, sampling: Sampling) -> Tensor:
+    """The target's next token at each node: [B, N] int64.
+
+    logits:  [B, N, V].   depths: [B, N].   keys: [B] int64.
+    lengths: [B] int64, the absolute position of each root; a node at depth d draws the token of position
+             length + d + 1.
+    """
+    if sampling.greedy:
+        return logits.argmax(-1)
+    steps = torch.arange(1, max_depth + 2, device=logits.device)
+    noise = gumbel(keys, lengths[:, None] + steps, logits.shape[-1])
+    rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
+    return (sampling.scores(logits) + noise[rows, depths]).argmax(-1)
+
+
+def _mix(state: Tensor) -> Tensor:
+    """The output function of SplitMix64 on int64 states."""
+    state = (state ^ _shift(state, 30)) * _MIX_1
+    state = (state ^ _shift(state, 27)) * _MIX_2
+    return state ^ _shift(state, 31)
+
+
+def _shift(state: Tensor, bits: int) -> Tensor:
+    """Logical right shift: torch's is arithmetic, so the copies of the sign are masked away."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _gumbel_of(hashes: Tensor) -> Tensor:
+    """int64 hashes -> standard Gumbel noise, float32: -log(-log1p(-u)) of u in (0, 1)."""
+    uniform = (_shift(hashes, 12).double() + 0.5) * 2.0**-52
+    return torch.log1p(uniform.neg_()).neg_().log_().neg_().float()
