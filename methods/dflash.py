@@ -1,0 +1,54 @@
+"""DFlash: a block-diffusion drafter fills a whole block in one forward, and its greedy tokens are verified as a chain.
+
+Chen et al., arXiv 2602.06036. The drafter reads the target's features of all committed positions and predicts every
+slot of the block in parallel, each from its own marginal. Drafts are greedy at any temperature.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkbench.decoding.method import Context, Method
+from sparkbench.decoding.target import Target
+from sparkbench.decoding.tree import DraftTree
+from sparkbench.drafters.dflash import DFlashSession
+from sparkbench.registry import method
+
+
+@dataclass(frozen=True)
+class Options:
+    """drafter: an embedded drafter's name, a folder or a hub id; empty for the target's default."""
+
+    drafter: str = ""
+
+
+@method("dflash")
+class DFlash(Method):
+    Options = Options
+    summary = "block-diffusion drafter, greedy chain (arXiv 2602.06036)"
+    drafter_kind = "dflash"
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.drafter.config.target_layer_ids  # type: ignore[no-any-return]
+
+    @property
+    def max_nodes(self) -> int:
+        return self.drafter.config.draft_length  # type: ignore[no-any-return]
+
+    @property
+    def max_context(self) -> int | None:
+        return self.drafter.config.max_context  # type: ignore[no-any-return]
+
+    def begin(self, target: Target, batch: int, capacity: int) -> None:
+        self.session = DFlashSession(self.drafter, target, batch, capacity)
+
+    def propose(self, context: Context) -> DraftTree:
+        with context.stage("draft"):
+            logits = self.session.draft(context)
+        with context.stage("build"):
+            best, drafts = logits.float().max(-1)
+            log_probs = (best - logits.float().logsumexp(-1)).cumsum(1)
+            return DraftTree.chain_of(context.anchors, drafts, log_probs)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.session.keep(rows)

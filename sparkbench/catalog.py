@@ -1,0 +1,90 @@
+"""Known targets and their drafters: what `--target` and a method's default drafter resolve to.
+
+`embedded` is the family of tiny models that ships with the package. For published targets the drafters that were
+published for them are known by name, so that `--target Qwen/Qwen3-4B --method ddtree` needs nothing more. Any other
+folder or hub id works too; its drafters are then named with `--drafter`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkbench.errors import UsageError
+from sparkbench.paths import embedded_folder
+
+EMBEDDED = "embedded"
+
+
+@dataclass(frozen=True)
+class KnownTarget:
+    """A target by name. `drafters`: default source by kind of drafter; `named`: further drafters by short name."""
+
+    name: str
+    source: str
+    note: str
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+
+
+def targets() -> list[KnownTarget]:
+    """All known targets, the embedded default first."""
+    folder = embedded_folder()
+    embedded = KnownTarget(
+        EMBEDDED,
+        str(folder / "target"),
+        "tiny models that ship with sparkbench; no evidence for real ones",
+        drafters={"dflash": str(folder / "dflash")},
+    )
+    qwen = KnownTarget(
+        "Qwen/Qwen3-4B",
+        "Qwen/Qwen3-4B",
+        "needs a GPU with 16 GB and the hub",
+        drafters={"dflash": "z-lab/Qwen3-4B-DFlash-b16"},
+        named={"dflash-b16": "z-lab/Qwen3-4B-DFlash-b16", "dflash-b7": "deepseek-ai/dflash_qwen3_4b_block7"},
+    )
+    return [embedded, qwen]
+
+
+def resolve_target(name: str) -> str:
+    """The folder or hub id of a target. UsageError: a folder that does not exist, or missing embedded weights."""
+    known = _known(name)
+    source = known.source if known else name
+    if known and known.name == EMBEDDED and not (Path(source) / "config.json").is_file():
+        raise UsageError("target embedded: its weights are missing from this installation; reinstall sparkbench")
+    return _existing("target", source)
+
+
+def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
+    """The folder or hub id of a drafter of `kind` for `target`.
+
+    wanted: a short name known for the target, a folder or a hub id; empty for the default.
+    UsageError: no default is known, or a folder does not exist.
+    """
+    known = _known(target)
+    if wanted:
+        named = {**known.drafters, **known.named} if known else {}
+        return _existing("drafter", named.get(wanted, wanted))
+    if known is None or kind not in known.drafters:
+        raise UsageError(f"no {kind} drafter is known for target {target}; name one: --drafter METHOD=FOLDER_OR_HUB_ID")
+    return known.drafters[kind]
+
+
+def _known(name: str) -> KnownTarget | None:
+    return next((target for target in targets() if target.name == name), None)
+
+
+def _existing(what: str, source: str) -> str:
+    """`source`, unless it can only be meant as a folder and there is none."""
+    path = Path(source)
+    looks_local = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or "\\" in source
+    if looks_local and not path.is_dir():
+        raise UsageError(f"{what} {source}: there is no such folder")
+    if not looks_local and "/" not in source and not path.is_dir():
+        known = ", ".join(target.name for target in targets())
+        raise UsageError(f"unknown {what} {source!r}; allowed: a folder, a hub id like Qwen/Qwen3-4B, or one of {known}")
+    return source
+
+
+def drafters_of(kind: str) -> dict[str, str]:
+    """Default drafter of `kind` by target, for all targets that have one."""
+    return {target.name: target.drafters[kind] for target in targets() if kind in target.drafters}

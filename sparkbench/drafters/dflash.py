@@ -1,0 +1,353 @@
+"""The DFlash drafter: a few transformer layers that fill a block of masks in one forward.
+
+Chen et al., arXiv 2602.06036. Context: the target's features of all committed positions, projected once and seen as
+keys and values by every layer. Block: the target's embeddings of [anchor, mask, mask, ...]; every slot sees the whole
+context and the whole block. The drafter has no causal mask, and by default no embedding and no head of its own.
+
+Two layouts are published, with the same tensor names:
+- z-lab (`z-lab/Qwen3-4B-DFlash-b16`): `dflash_config` holds the mask id and the feature layers. The mask slots predict
+  their own positions, so a block of 16 drafts 15 tokens. Embedding and head are the target's.
+- DeepSpec (`deepseek-ai/dflash_qwen3_4b_block7`): the same keys at the top of the config, `markov_rank` 0. Every slot
+  predicts the next position, so a block of 7 drafts 7 tokens. The checkpoint carries an embedding and a head.
+Which one it is follows from the checkpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparkbench.decoding.cache import RowCache
+from sparkbench.decoding.method import Context
+from sparkbench.decoding.target import Target
+from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """Shape of a drafter, read from either layout.
+
+    block_size:    slots of a block, the anchor's included.
+    first_slot:    first slot that predicts: 1 (z-lab, in place) or 0 (DeepSpec, the next position).
+    target_layer_ids: target layers whose outputs are the context features; -1 means the embeddings.
+    windows:       sliding window of each draft layer, None for full attention.
+    own_embedding: the checkpoint carries an embedding and a head.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    block_size: int
+    first_slot: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    windows: tuple[int | None, ...]
+    max_context: int
+    attention_bias: bool
+    own_embedding: bool
+    vocab_size: int
+    target_layers: int
+
+    @property
+    def draft_length(self) -> int:
+        return self.block_size - self.first_slot
+
+    @classmethod
+    def read(cls, checkpoint: Checkpoint) -> "DFlashConfig":
+        """UsageError: a key is missing, or the checkpoint is no DFlash drafter."""
+        config, require = checkpoint.config, checkpoint.require
+        z_lab = isinstance(config.get("dflash_config"), dict)
+        if not z_lab and config.get("markov_rank", 0):
+            raise UsageError(f"drafter {checkpoint.source}: it has a Markov head, so it is a DSpark drafter, not dflash")
+        if not z_lab and "mask_token_id" not in config:
+            known = "dflash_config (z-lab) or mask_token_id and target_layer_ids (DeepSpec)"
+            raise UsageError(f"drafter {checkpoint.source}: not a DFlash checkpoint: config.json lacks {known}")
+        inner = config["dflash_config"] if z_lab else config
+        layers, target_layers = require("num_hidden_layers"), require("num_target_layers")
+        ids = inner.get("target_layer_ids") or (_default_layer_ids(layers, target_layers) if z_lab else None)
+        mask_id = inner.get("mask_token_id")
+        if not isinstance(mask_id, int) or not ids or not all(-1 <= layer < target_layers for layer in ids):
+            raise UsageError(f"drafter {checkpoint.source}: mask_token_id or target_layer_ids is missing or impossible")
+        kinds = config.get("layer_types") or ["full_attention"] * layers
+        window = config.get("sliding_window")
+        heads, hidden = require("num_attention_heads"), require("hidden_size")
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=require("intermediate_size"),
+            heads=heads,
+            kv_heads=require("num_key_value_heads"),
+            head_dim=config.get("head_dim") or hidden // heads,
+            eps=require("rms_norm_eps", float),
+            rope_theta=checkpoint.rope_theta(),
+            block_size=require("block_size"),
+            first_slot=1 if z_lab else 0,
+            mask_token_id=mask_id,
+            target_layer_ids=tuple(ids),
+            windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+            max_context=require("max_position_embeddings"),
+            attention_bias=bool(config.get("attention_bias", False)),
+            own_embedding=not z_lab,
+            vocab_size=require("vocab_size"),
+            target_layers=target_layers,
+        )
+
+
+def _default_layer_ids(draft_layers: int, target_layers: int) -> list[int]:
+    """Feature layers of a z-lab checkpoint that names none: evenly spread, from 1 to three before the end."""
+    if draft_layers == 1:
+        return [target_layers // 2]
+    return [round(1 + i * (target_layers - 4) / (draft_layers - 1)) for i in range(draft_layers)]
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last axis."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections of one layer; the attention itself is called where keys and values are known."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        hidden, width, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(hidden, config.heads * width, bias=bias)
+        self.k_proj = nn.Linear(hidden, config.kv_heads * width, bias=bias)
+        self.v_proj = nn.Linear(hidden, config.kv_heads * width, bias=bias)
+        self.o_proj = nn.Linear(config.heads * width, hidden, bias=bias)
+        self.q_norm = RMSNorm(width, config.eps)
+        self.k_norm = RMSNorm(width, config.eps)
+
+
+class MLP(nn.Module):
+    """The gated feed-forward part of a layer."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """One draft layer, in the pieces that inference and training share."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+
+    def block_qkv(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B, n, H] of block slots -> queries [B, heads, n, D], keys and values [B, kv_heads, n, D]."""
+        attention = self.self_attn
+        h = self.input_layernorm(x)
+        queries = rotate(attention.q_norm(self._heads(attention.q_proj(h))), rope)
+        keys = rotate(attention.k_norm(self._heads(attention.k_proj(h))), rope)
+        values = self._heads(attention.v_proj(h))
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+
+    def attend(self, x: Tensor, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """The layer's output [B, n, H]: attention over all keys the mask allows, then the feed-forward part."""
+        grouped = self.config.heads != self.config.kv_heads
+        mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=grouped)
+        x = x + self.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.config.head_dim))
+
+
+class DFlashDrafter(nn.Module):
+    """The drafter's weights; parameter names are those of the published checkpoints."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.source = ""
+        self.revision: str | None = None
+        features = len(config.target_layer_ids) * config.hidden_size
+        self.fc = nn.Linear(features, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.eps)
+        self.norm = RMSNorm(config.hidden_size, config.eps)
+        self.layers = nn.ModuleList(Layer(config) for _ in config.windows)
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def embed(self, ids: Tensor, target: Target) -> Tensor:
+        """Embeddings [..., H] of block tokens: the checkpoint's own or the target's."""
+        return self.embed_tokens(ids) if self.config.own_embedding else target.embed(ids)  # type: ignore[no-any-return]
+
+    def head(self, hidden: Tensor, target: Target) -> Tensor:
+        """Logits [..., V] of the block's final hidden states."""
+        return self.lm_head(hidden) if self.config.own_embedding else target.head(hidden)  # type: ignore[no-any-return]
+
+    def context_weights(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Joint key and value projection of all layers, its bias, and the key norms [layers, 1, D].
+
+        Context vectors are the same for every layer, so one product serves all.
+        """
+        parts = [part for layer in self.layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
+        weight = torch.cat([part.weight for part in parts])
+        bias = torch.cat([part.bias for part in parts]) if self.config.attention_bias else None
+        return weight, bias, torch.stack([layer.self_attn.k_norm.weight for layer in self.layers])[:, None]
+
+    def context_kv(
+        self,
+        features: Tensor,
+        rope: tuple[Tensor, Tensor],
+        weights: tuple[Tensor, Tensor | None, Tensor] | None = None,
+    ) -> Tensor:
+        """Keys and values of context positions: features [B, n, F * H] -> [layers, 2, B, kv_heads, n, D]."""
+        config = self.config
+        weight, bias, norms = weights or self.context_weights()
+        context = self.hidden_norm(self.fc(features))
+        joint = F.linear(context, weight, bias).unflatten(-1, (len(self.layers), 2, config.kv_heads, config.head_dim))
+        joint = joint.permute(2, 3, 0, 1, 4, 5)  # [layers, 2, B, n, kv_heads, D]
+        keys = F.rms_norm(joint[:, 0], (config.head_dim,), None, config.eps) * norms[:, None, None]
+        return torch.stack([rotate(keys, rope), joint[:, 1]], 1).transpose(3, 4)
+
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [..., 1, D] of positions [...]; computed in float32."""
+        half = torch.arange(0, self.config.head_dim, 2, device=positions.device).float() / self.config.head_dim
+        angles = positions[..., None].float() * self.config.rope_theta**-half
+        angles = torch.cat([angles, angles], -1)[..., None, :]
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary embedding of x [..., n, heads, D], half-split pairs."""
+    first, second = x.chunk(2, dim=-1)
+    return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
+
+
+class DFlashSession:
+    """A drafter at work on one batch: its context cache follows what the target commits."""
+
+    def __init__(self, drafter: DFlashDrafter, target: Target, batch: int, capacity: int) -> None:
+        config = drafter.config
+        self.drafter = drafter
+        self.target = target
+        rows = capacity + config.block_size
+        self.cache = RowCache(
+            len(drafter.layers), config.kv_heads, config.head_dim, batch, rows, target.dtype, target.device
+        )
+        self._weights = drafter.context_weights()
+        positions = torch.arange(rows, device=target.device)
+        self._cos, self._sin = drafter.rope(positions, target.dtype)
+        self._slots = positions[: config.block_size]
+        masks = torch.full((1, config.block_size - 1), config.mask_token_id, device=target.device)
+        self._mask_embeddings = drafter.embed(masks, target)
+
+    def draft(self, context: Context) -> Tensor:
+        """Take in the round's new features and run a block behind the anchors: logits [B, draft_length, V]."""
+        drafter, cache = self.drafter, self.cache
+        assert context.features is not None
+        width = context.features.shape[1]
+        cache.open(width)
+        cache.write_layers(drafter.context_kv(context.features, self._rope(width), self._weights))
+        cache.commit(context.counts)
+
+        block = drafter.config.block_size
+        cache.open(block)
+        rope = self._rope(block)
+        x = torch.cat(
+            [drafter.embed(context.anchors[:, None], self.target), self._mask_embeddings.expand(cache.batch, -1, -1)], 1
+        )
+        for index, layer in enumerate(drafter.layers):
+            queries, keys, values = layer.block_qkv(x, rope)
+            keys, values = cache.write(index, keys, values)
+            x = layer.attend(x, queries, keys, values, self._mask(drafter.config.windows[index]))
+        hidden = drafter.norm(x[:, drafter.config.first_slot :])
+        return drafter.head(hidden, self.target)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.cache.keep(rows)
+
+    def _rope(self, width: int) -> tuple[Tensor, Tensor]:
+        """Rotations of the `width` positions behind each row's context."""
+        if self.cache.uniform:
+            start = self.cache.max_length
+            return self._cos[start : start + width], self._sin[start : start + width]
+        positions = self.cache.lengths[:, None] + torch.arange(width, device=self.target.device)
+        return self._cos[positions], self._sin[positions]
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """[B, 1, b or 1, span] bool: a slot sees its row's context (within the window) and the whole block."""
+        cache = self.cache
+        if cache.uniform and (window is None or cache.span <= window):
+            return None
+        ends = cache.lengths[:, None] + self._slots  # [B, b], positions of the slots
+        slots = torch.arange(cache.span, device=self.target.device)
+        seen = (slots <= ends[:, -1:])[:, None]
+        if window is not None:
+            seen = seen & (ends[:, :, None] - slots < window)
+        return seen[:, None]
+
+
+def load(source: str, target: Target, revision: str | None = None) -> DFlashDrafter:
+    """Load a DFlash drafter in either layout, for `target`. UsageError: broken, or made for another target."""
+    checkpoint = Checkpoint.open(source, revision)
+    config = DFlashConfig.read(checkpoint)
+    _check_fit(config, checkpoint, target)
+    drafter = DFlashDrafter(config)
+    tensors = checkpoint.tensors()
+    checkpoint.check_names(drafter.state_dict(), tensors)
+    drafter.load_state_dict(tensors)
+    drafter.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+    if config.own_embedding:
+        _share_equal(drafter, target)
+    drafter.source, drafter.revision = source, checkpoint.revision
+    return drafter
+
+
+def _check_fit(config: DFlashConfig, checkpoint: Checkpoint, target: Target) -> None:
+    pairs = {
+        "target layers": (config.target_layers, target.num_layers),
+        "hidden size": (config.hidden_size, target.hidden_size),
+        "vocabulary size": (config.vocab_size, target.vocab_size),
+    }
+    for what, (made_for, found) in pairs.items():
+        if made_for != found:
+            raise UsageError(
+                f"drafter {checkpoint.source} does not fit target {target.name}: it was made for {made_for} {what}, "
+                f"the target has {found}"
+            )
+    if not 0 <= config.mask_token_id < target.vocab_size:
+        raise UsageError(f"drafter {checkpoint.source}: mask_token_id {config.mask_token_id} is outside the vocabulary")
+    tokenizer_file = checkpoint.folder / "tokenizer.json"
+    if target.tokenizer is not None and tokenizer_file.is_file():
+        from tokenizers import Tokenizer
+
+        if Tokenizer.from_file(str(tokenizer_file)).get_vocab() != target.tokenizer.get_vocab():
+            raise UsageError(f"drafter {checkpoint.source} does not fit target {target.name}: its tokenizer is another")
+
+
+def _share_equal(drafter: Any, target: Target) -> None:
+    """Use the target's embedding and head where the checkpoint's copies are equal, and save their memory."""
+    for own, theirs in (
+        (drafter.embed_tokens, target.model.get_input_embeddings()),
+        (drafter.lm_head, target.model.get_output_embeddings()),
+    ):
+        if torch.equal(own.weight, theirs.weight):
+            own.weight = theirs.weight

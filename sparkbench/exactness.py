@@ -1,0 +1,170 @@
+"""Is a method's output what autoregressive decoding returns?
+
+Forwards of different widths round differently, so two tokens whose scores are almost equal may change places without
+anything being wrong. Each generation is classed against AR's with the same noise:
+
+- identical: the same token ids.
+- tie_flip:  at the first divergence both forwards are run again on the shared prefix, one token wide as AR's and as
+  wide as the method's round. With e the largest difference of their logits over the two tokens, the gap between the
+  two scores is at most 2 e / T (or a filter's cut-off lies within that error), and e is no larger than the noise that
+  this width shows on AR's own text.
+- violation: anything else. It is confirmed by a float32 replay of the prefix, and fails the run.
+
+Generation stops at the first token that differs, so nothing beyond it is compared.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparkbench.decoding.loop import Generation, Request
+from sparkbench.decoding.sampling import Sampling, gumbel
+from sparkbench.decoding.target import Target
+from sparkbench.decoding.tree import DraftTree
+
+IDENTICAL, TIE_FLIP, VIOLATION = "identical", "tie_flip", "violation"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a generation compares with AR's.
+
+    first_divergence: index of the first differing output token.
+    score_gap:   difference of the two tokens' scores (logits / T + noise) in AR's forward at that place.
+    width_noise: e, the largest difference of the two forwards' logits over the two tokens.
+    All three are None for identical outputs.
+    """
+
+    exactness: str
+    first_divergence: int | None = None
+    score_gap: float | None = None
+    width_noise: float | None = None
+
+
+@torch.inference_mode()
+def width_noise(
+    target: Target, request: Request, reference_ids: Sequence[int], widths: Sequence[int]
+) -> dict[int, float]:
+    """By width N: how far logits move on AR's own text when a forward is N tokens wide instead of one.
+
+    reference_ids: AR's output for `request`; up to 16 of its positions are looked at. Differences are taken over all
+    tokens of the vocabulary.
+    """
+    noise = dict.fromkeys(widths, 0.0)
+    places = range(0, len(reference_ids), max(1, len(reference_ids) // 16))
+    for place in places:
+        prefix = [*request.prompt_ids, *reference_ids[: place + 1]]
+        narrow = _wide_logits(target, prefix, 1)
+        for width in noise:
+            noise[width] = max(noise[width], (_wide_logits(target, prefix, width) - narrow).abs().max().item())
+    return noise
+
+
+@torch.inference_mode()
+def classify(
+    target: Target,
+    request: Request,
+    reference: Generation,
+    other: Generation,
+    sampling: Sampling,
+    noise: Mapping[int, float],
+) -> Verdict:
+    """Class `other` against AR's `reference`. `noise`: what `width_noise` measured; widths it lacks take the largest."""
+    ours, theirs = other.output_ids, reference.output_ids
+    if ours == theirs:
+        return Verdict(IDENTICAL)
+    place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:  # one is a prefix of the other: it stopped elsewhere, which no rounding explains
+        return Verdict(VIOLATION, min(len(ours), len(theirs)))
+    tokens = [theirs[place], ours[place]]
+    width, behind = _round_of(other, place)
+    prefix = [*request.prompt_ids, *theirs[:place]]
+    narrow = _wide_logits(target, prefix, 1)
+    wide = _wide_logits(target, prefix, width, behind)
+    error = (narrow - wide)[tokens].abs().max().item()
+    gap = _gap(narrow, tokens, request, len(prefix), sampling)
+    allowed_noise = noise.get(width, max(noise.values(), default=0.0))
+    close = gap <= 2 * error / (sampling.temperature or 1.0) or _cut_off_within(narrow, tokens, error, sampling)
+    if close and error <= allowed_noise:
+        return Verdict(TIE_FLIP, place, gap, error)
+    if _replay_agrees(target, prefix, tokens, request, sampling, allowed_noise):
+        return Verdict(TIE_FLIP, place, gap, error)
+    return Verdict(VIOLATION, place, gap, error)
+
+
+def _round_of(generation: Generation, place: int) -> tuple[int, int]:
+    """Width of the round that committed output token `place`, and how far below its root the token was drawn."""
+    start = 1  # the first token comes from the prefill
+    if place == 0:
+        return 1, 0
+    for round_ in generation.rounds:
+        if place < start + round_.committed:
+            return round_.nodes + 1, place - start
+        start += round_.committed
+    return 1, 0
+
+
+def _wide_logits(target: Target, prefix: Sequence[int], width: int, behind: int = 0) -> Tensor:
+    """float32 logits [V] after `prefix`, its last `behind + 1` tokens run as a chain in a forward of `width` nodes.
+
+    The nodes that are left over hang below the root and repeat its token: they fill the width, and nothing sees them.
+    """
+    behind = min(behind, width - 1, len(prefix) - 2)
+    if behind < 0:  # a prefix of one token: there is nothing to prefill
+        return target.model(torch.tensor([prefix], device=target.device)).logits[0, -1].float()
+    cut = len(prefix) - behind - 1
+    verifier = target.session(1, len(prefix) + width)
+    verifier.prefill([prefix[:cut]])
+    chain = list(prefix[cut:])
+    fill = width - len(chain)
+    as_row = {"device": target.device, "dtype": torch.int64}
+    depths = torch.tensor([[*range(behind + 1), *[1] * fill]], **as_row)
+    tree = DraftTree(
+        tokens=torch.tensor([chain + chain[:1] * fill], **as_row),
+        parents=torch.tensor([[*range(-1, behind), *[0] * fill]], **as_row),
+        depths=depths,
+        valid=torch.ones_like(depths, dtype=torch.bool),
+        max_depth=max(behind, min(fill, 1)),
+    )
+    return verifier.verify(verifier.pack(tree)).logits[0, behind].float()
+
+
+def _gap(logits: Tensor, tokens: Sequence[int], request: Request, position: int, sampling: Sampling) -> float:
+    """Difference of the scores of two tokens at an absolute position; infinite if a filter cuts one of them."""
+    scores = sampling.scores(logits)[list(tokens)]
+    if not sampling.greedy:
+        key = torch.tensor([request.noise_key], device=logits.device)
+        scores = scores + gumbel(key, torch.tensor([[position]], device=logits.device), len(logits))[0, 0, list(tokens)]
+    return (scores[0] - scores[1]).abs().item()
+
+
+def _cut_off_within(logits: Tensor, tokens: Sequence[int], error: float, sampling: Sampling) -> bool:
+    """Whether moving the two logits by `error` can carry one of them over a filter's cut-off."""
+    if sampling.greedy or (not sampling.top_k and sampling.top_p == 1):
+        return False
+    inside = [sampling.scores(_moved(logits, tokens, shift))[list(tokens)].isfinite() for shift in (-error, 0.0, error)]
+    return any(not torch.equal(inside[0], other) for other in inside[1:])
+
+
+def _moved(logits: Tensor, tokens: Sequence[int], shift: float) -> Tensor:
+    moved = logits.clone()
+    moved[list(tokens)] += shift
+    return moved
+
+
+def _replay_agrees(
+    target: Target, prefix: Sequence[int], tokens: Sequence[int], request: Request, sampling: Sampling, noise: float
+) -> bool:
+    """Whether a float32 replay of the prefix leaves the two tokens closer than the width noise explains.
+
+    In float32 there is nothing to replay: the first comparison stands.
+    """
+    if target.dtype == torch.float32:
+        return False
+    import copy
+
+    exact = Target.wrap(copy.deepcopy(target.model).float(), None, target.name)
+    gap = _gap(_wide_logits(exact, prefix, 1), tokens, request, len(prefix), sampling)
+    return gap <= 2 * noise / (sampling.temperature or 1.0)
