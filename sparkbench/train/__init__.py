@@ -1,0 +1,1 @@
+"""Where drafters and the embedded default are made: training text, training loops and export."""
