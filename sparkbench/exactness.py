@@ -24,6 +24,9 @@ from sparkbench.decoding.sampling import Sampling, gumbel
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
 
+NOISE_TOKENS = 64
+STEP = 4  # tokens a wide forward keeps while the width noise is measured, as many as a typical round
+
 IDENTICAL, TIE_FLIP, VIOLATION = "identical", "tie_flip", "violation"
 
 
@@ -45,21 +48,20 @@ class Verdict:
 
 @torch.inference_mode()
 def width_noise(
-    target: Target, request: Request, reference_ids: Sequence[int], widths: Sequence[int]
+    target: Target, request: Request, reference_ids: Sequence[int], widths: Sequence[int], batch: int = 1
 ) -> dict[int, float]:
-    """By width N: how far logits move on AR's own text when a forward is N tokens wide instead of one.
+    """By width N: how far logits move on AR's own text when its forwards are N tokens wide instead of one.
 
-    reference_ids: AR's output for `request`; up to 16 of its positions are looked at. Differences are taken over all
-    tokens of the vocabulary.
+    reference_ids: AR's output for `request`, of which the first 64 tokens are decoded again at each width; what was
+    cached at that width is part of the difference. `batch`: rows of the forwards, all alike. Differences are taken
+    over all tokens of the vocabulary.
     """
-    noise = dict.fromkeys(widths, 0.0)
-    places = range(0, len(reference_ids), max(1, len(reference_ids) // 16))
-    for place in places:
-        prefix = [*request.prompt_ids, *reference_ids[: place + 1]]
-        narrow = _wide_logits(target, prefix, 1)
-        for width in noise:
-            noise[width] = max(noise[width], (_wide_logits(target, prefix, width) - narrow).abs().max().item())
-    return noise
+    text = list(reference_ids[:NOISE_TOKENS])
+    narrow = _logits_along(target, request.prompt_ids, text, 1, batch)
+    return {
+        width: (_logits_along(target, request.prompt_ids, text, width, batch) - narrow).abs().max().item()
+        for width in dict.fromkeys(widths)
+    }
 
 
 @torch.inference_mode()
@@ -70,8 +72,12 @@ def classify(
     other: Generation,
     sampling: Sampling,
     noise: Mapping[int, float],
+    batch: int = 1,
 ) -> Verdict:
-    """Class `other` against AR's `reference`. `noise`: what `width_noise` measured; widths it lacks take the largest."""
+    """Class `other` against AR's `reference`, both decoded in a batch of `batch` rows.
+
+    noise: what `width_noise` measured; widths it lacks take the largest.
+    """
     ours, theirs = other.output_ids, reference.output_ids
     if ours == theirs:
         return Verdict(IDENTICAL)
@@ -81,8 +87,8 @@ def classify(
     tokens = [theirs[place], ours[place]]
     width, behind = _round_of(other, place)
     prefix = [*request.prompt_ids, *theirs[:place]]
-    narrow = _wide_logits(target, prefix, 1)
-    wide = _wide_logits(target, prefix, width, behind)
+    narrow = _wide_logits(target, prefix, 1, 0, batch)
+    wide = _wide_logits(target, prefix, width, behind, batch)
     error = (narrow - wide)[tokens].abs().max().item()
     gap = _gap(narrow, tokens, request, len(prefix), sampling)
     allowed_noise = noise.get(width, max(noise.values(), default=0.0))
@@ -106,29 +112,42 @@ def _round_of(generation: Generation, place: int) -> tuple[int, int]:
     return 1, 0
 
 
-def _wide_logits(target: Target, prefix: Sequence[int], width: int, behind: int = 0) -> Tensor:
-    """float32 logits [V] after `prefix`, its last `behind + 1` tokens run as a chain in a forward of `width` nodes.
-
-    The nodes that are left over hang below the root and repeat its token: they fill the width, and nothing sees them.
-    """
+def _wide_logits(target: Target, prefix: Sequence[int], width: int, behind: int, batch: int) -> Tensor:
+    """float32 logits [V] after `prefix`, its last `behind + 1` tokens run as a chain in a forward of `width` nodes."""
     behind = min(behind, width - 1, len(prefix) - 2)
     if behind < 0:  # a prefix of one token: there is nothing to prefill
-        return target.model(torch.tensor([prefix], device=target.device)).logits[0, -1].float()
+        return target.model(torch.tensor([prefix], device=target.device)).logits[0, -1].float()  # type: ignore[no-any-return]
     cut = len(prefix) - behind - 1
-    verifier = target.session(1, len(prefix) + width)
-    verifier.prefill([prefix[:cut]])
-    chain = list(prefix[cut:])
-    fill = width - len(chain)
-    as_row = {"device": target.device, "dtype": torch.int64}
-    depths = torch.tensor([[*range(behind + 1), *[1] * fill]], **as_row)
-    tree = DraftTree(
-        tokens=torch.tensor([chain + chain[:1] * fill], **as_row),
-        parents=torch.tensor([[*range(-1, behind), *[0] * fill]], **as_row),
-        depths=depths,
-        valid=torch.ones_like(depths, dtype=torch.bool),
-        max_depth=max(behind, min(fill, 1)),
-    )
+    verifier = target.session(batch, len(prefix) + width)
+    verifier.prefill([prefix[:cut]] * batch)
+    tree = _padded_chain(prefix[cut:], width, batch, target.device)
     return verifier.verify(verifier.pack(tree)).logits[0, behind].float()
+
+
+def _logits_along(target: Target, prompt: Sequence[int], text: Sequence[int], width: int, batch: int) -> Tensor:
+    """float32 logits [len(text), V] after each token of `text`, decoded behind `prompt` in forwards of `width` nodes."""
+    verifier = target.session(batch, len(prompt) + len(text) + width)
+    verifier.prefill([prompt] * batch)
+    found = []
+    step = min(width, STEP)
+    for start in range(0, len(text), step):
+        chain = text[start : start + step]
+        verified = verifier.verify(verifier.pack(_padded_chain(chain, width, batch, target.device)))
+        verifier.commit(None, [len(chain)] * batch)
+        found.append(verified.logits[0, : len(chain)].float())
+    return torch.cat(found)
+
+
+def _padded_chain(chain: Sequence[int], width: int, batch: int, device: torch.device) -> DraftTree:
+    """A chain in a tree of `width` nodes, the same in `batch` rows.
+
+    The nodes left over hang below the root and repeat its token: they fill the width, and nothing sees them.
+    """
+    fill = width - len(chain)
+    depths = [*range(len(chain)), *[1] * fill]
+    parents = [*range(-1, len(chain) - 1), *[0] * fill]
+    rows = [torch.tensor([row] * batch, device=device) for row in ([*chain, *list(chain[:1]) * fill], parents, depths)]
+    return DraftTree(*rows, valid=torch.ones_like(rows[0], dtype=torch.bool), max_depth=max(depths))
 
 
 def _gap(logits: Tensor, tokens: Sequence[int], request: Request, position: int, sampling: Sampling) -> float:
@@ -166,5 +185,5 @@ def _replay_agrees(
     import copy
 
     exact = Target.wrap(copy.deepcopy(target.model).float(), None, target.name)
-    gap = _gap(_wide_logits(exact, prefix, 1), tokens, request, len(prefix), sampling)
+    gap = _gap(_wide_logits(exact, prefix, 1, 0, 1), tokens, request, len(prefix), sampling)
     return gap <= 2 * noise / (sampling.temperature or 1.0)

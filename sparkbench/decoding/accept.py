@@ -35,7 +35,7 @@ def match(tree: DraftTree, drawn: Tensor) -> Acceptance:
     last = tree.max_depth
     if last == 0:
         zero = torch.zeros_like(drawn[:, 0])
-        return Acceptance(zero[:, None], zero, drawn, drawn[:, 0])
+        return Acceptance(zero[:, None], zero, drawn[:, :1], drawn[:, 0])
     if tree.chain:
         agrees = tree.tokens[:, 1:] == drawn[:, :-1]
         accepted = agrees.cumprod(1, dtype=torch.int64).sum(1)

@@ -107,7 +107,7 @@ class RowCache:
         if self.uniform:
             self.lengths.fill_(self.host_lengths[0])
         else:
-            self.lengths = torch.tensor(self.host_lengths).to(self.lengths.device, non_blocking=True)
+            self.lengths.copy_(torch.tensor(self.host_lengths), non_blocking=True)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but `rows`."""

@@ -126,7 +126,8 @@ def generate(
 ) -> list[Generation]:
     """Decode one batch; generations in the order of `requests`.
 
-    The caller has left out requests that do not fit the target's or the drafter's context.
+    The caller has left out requests that do not fit the target's context. Drafting stops for the rest of a batch when
+    one of its rows outgrows the drafter's context; `rounds_drafted` tells.
     `observer` sees every round, outside all stages.
     """
     longest = max(len(request.prompt_ids) for request in requests)
@@ -166,6 +167,7 @@ def _decode(
     for row, token in zip(rows, first_tokens, strict=True):
         _append(row, [token], stop_ids, config.max_new_tokens)
     method.begin(target, len(rows), capacity)
+    drafting = True
     context = Context(
         target, anchors, cache.lengths, prefill.features, cache.host_lengths, sampling.temperature, 0, timer
     )
@@ -187,8 +189,9 @@ def _decode(
             if context.features is not None:
                 context.features = context.features[index]
         context.lengths = cache.lengths
+        drafting = drafting and (method.max_length is None or cache.max_length <= method.max_length)
 
-        tree = method.propose(context)
+        tree = method.propose(context) if drafting else DraftTree.root(context.anchors)
         with timer.stage("pack"):
             packed = verifier.pack(tree)
         with timer.stage("verify"):

@@ -82,8 +82,8 @@ class Method(ABC):
         """Most draft nodes a proposal can have, root not counted."""
 
     @property
-    def max_context(self) -> int | None:
-        """Most positions the drafter can handle; None without a limit of its own."""
+    def max_length(self) -> int | None:
+        """Longest committed length behind which it can still draft; None without a limit of its own."""
         return None
 
     def begin(self, target: Target, batch: int, capacity: int) -> None:  # noqa: B027 (optional)

@@ -47,12 +47,13 @@ class Target:
         cls,
         source: str,
         *,
+        name: str | None = None,
         revision: str | None = None,
         dtype: str = "auto",
         device: str = "auto",
         check: bool = True,
     ) -> "Target":
-        """Load from a folder or a hub id.
+        """Load from a folder or a hub id; `name` is what messages and results call it (default: the source).
 
         dtype: float32, bfloat16 or auto (bfloat16 on a GPU, float32 on a CPU).  device: auto, cpu, cuda, cuda:1 ...
         UsageError: unknown dtype or device, missing or broken files, an unsupported architecture.
@@ -61,7 +62,7 @@ class Target:
         place = resolve_device(device)
         number_type = resolve_dtype(dtype, place)
         model, tokenizer = _load_files(source, revision, number_type)
-        target = cls.wrap(model.to(place), tokenizer, source)
+        target = cls.wrap(model.to(place), tokenizer, name or source)
         if check:
             target.check_trees()
         return target
@@ -80,6 +81,12 @@ class Target:
             raise UsageError(
                 f"target {name}: {type(model).__name__} has layers of type {', '.join(unsupported)}; "
                 f"supported are {FULL} and {SLIDING}"
+            )
+        moving = sorted(_rope_types(config) & {"dynamic", "longrope"})
+        if moving:
+            raise UsageError(
+                f"target {name}: RoPE of type {moving[0]} changes with the length of the sequence, so that a draft tree "
+                "and its paths differ; it is not supported"
             )
         windows = {kind: config.sliding_window if kind == SLIDING else None for kind in dict.fromkeys(kinds)}
         parameters = inspect.signature(decoder.forward).parameters
@@ -187,8 +194,8 @@ def resolve_device(device: str) -> torch.device:
     """auto, cpu, cuda or cuda:N -> a device that exists. UsageError otherwise."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    kind, colon, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not index.isdigit()):
         raise UsageError(f"unknown device {device!r}; allowed: auto, cpu, cuda, cuda:N")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {device} does not exist here: {torch.cuda.device_count()} CUDA devices found")
@@ -220,6 +227,7 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype) -> tuple[
             attn_implementation="sdpa",
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
             **options,
         )
         has_tokenizer = not local or any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
@@ -231,7 +239,7 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype) -> tuple[
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         kind = UsageError if local else RunError
         raise kind(f"target {source}: cannot be loaded: {_first_line(error)}") from error
-    missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report.get("mismatched_keys", ()))
+    missing = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     if missing:
         raise UsageError(f"target {source}: weights are missing or of the wrong shape: {', '.join(missing[:3])}")
     return model, tokenizer
@@ -247,6 +255,13 @@ def _layer_kinds(config: Any) -> list[str]:
         return list(kinds)
     sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
     return [SLIDING if sliding else FULL] * config.num_hidden_layers
+
+
+def _rope_types(config: Any) -> set[str]:
+    """RoPE types in use; some configs hold one set of parameters a layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    sets = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
+    return {str(each["rope_type"]) for each in sets if "rope_type" in each}
 
 
 def _takes_masks_by_type(decoder: Any, windows: dict[str, int | None]) -> bool:

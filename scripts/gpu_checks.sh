@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# What only a GPU can show, in one go: golden values and exactness on the device, the loop against `generate`, and the
+# tree builders. Needs no hub. Run it in an environment with sparkbench installed; figures go to stdout.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+python - <<'PY'
+import torch
+print("device", torch.cuda.get_device_name(), "torch", torch.__version__)
+PY
+python benchmarks/gpu_exactness.py
+python benchmarks/bench_loop.py --device cuda
+python benchmarks/bench_tree_builders.py --device cuda
+sparkbench run --method all --budget 16,64 --device cuda --dtype bfloat16 --temperature 0,1 --batch-size 1,8 --limit 4 \
+  --out "${OUT:-results}/gpu-bfloat16"
