@@ -29,15 +29,15 @@ class DFlash(Method):
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self.drafter.config.target_layer_ids  # type: ignore[no-any-return]
+        return self.drafter.config.target_layer_ids
 
     @property
     def max_nodes(self) -> int:
-        return self.drafter.config.draft_length  # type: ignore[no-any-return]
+        return self.drafter.config.draft_length
 
     @property
-    def max_context(self) -> int | None:
-        return self.drafter.config.max_context  # type: ignore[no-any-return]
+    def max_length(self) -> int | None:
+        return self.drafter.config.max_context - self.drafter.config.block_size
 
     def begin(self, target: Target, batch: int, capacity: int) -> None:
         self.session = DFlashSession(self.drafter, target, batch, capacity)

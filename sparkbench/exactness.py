@@ -116,7 +116,7 @@ def _wide_logits(target: Target, prefix: Sequence[int], width: int, behind: int,
     """float32 logits [V] after `prefix`, its last `behind + 1` tokens run as a chain in a forward of `width` nodes."""
     behind = min(behind, width - 1, len(prefix) - 2)
     if behind < 0:  # a prefix of one token: there is nothing to prefill
-        return target.model(torch.tensor([prefix], device=target.device)).logits[0, -1].float()  # type: ignore[no-any-return]
+        return target.model(torch.tensor([prefix], device=target.device)).logits[0, -1].float()
     cut = len(prefix) - behind - 1
     verifier = target.session(batch, len(prefix) + width)
     verifier.prefill([prefix[:cut]] * batch)
@@ -146,8 +146,9 @@ def _padded_chain(chain: Sequence[int], width: int, batch: int, device: torch.de
     fill = width - len(chain)
     depths = [*range(len(chain)), *[1] * fill]
     parents = [*range(-1, len(chain) - 1), *[0] * fill]
-    rows = [torch.tensor([row] * batch, device=device) for row in ([*chain, *list(chain[:1]) * fill], parents, depths)]
-    return DraftTree(*rows, valid=torch.ones_like(rows[0], dtype=torch.bool), max_depth=max(depths))
+    tokens = [*chain, *list(chain[:1]) * fill]
+    table = torch.tensor([tokens, parents, depths], device=device)[:, None].expand(-1, batch, -1)
+    return DraftTree(table[0], table[1], table[2], torch.ones_like(table[0], dtype=torch.bool), max(depths))
 
 
 def _gap(logits: Tensor, tokens: Sequence[int], request: Request, position: int, sampling: Sampling) -> float:

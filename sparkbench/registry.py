@@ -47,13 +47,13 @@ def get(name: str) -> "type[Method]":
     name = ALIASES.get(name, name)
     plugged_in = _plugged_in()
     if name in plugged_in:
-        found = plugged_in[name].load()
+        found = _load(plugged_in[name])
     elif name in _built_in():
         module = importlib.import_module(f"sparkbench.methods.{name}")
         found = next(value for value in vars(module).values() if getattr(value, "name", None) == name)
     else:
         raise UsageError(f"unknown method {name!r}; known: {', '.join(names())}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @dataclass(frozen=True, order=True)
@@ -124,6 +124,17 @@ def _built_in() -> list[str]:
 
 def _plugged_in() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _load(point: EntryPoint) -> Any:
+    try:
+        found = point.load()
+    except Exception as error:  # whatever a foreign package raises when it is imported
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"method {point.name}: its plug-in {point.value} cannot be loaded: {reason}") from error
+    if getattr(found, "name", None) != point.name:
+        raise UsageError(f"method {point.name}: its plug-in {point.value} is not a method of that name")
+    return found
 
 
 def _convert(name: str, key: str, text: str, kind: Any) -> Any:

@@ -107,11 +107,11 @@ class Target:
 
     @cached_property
     def device(self) -> torch.device:
-        return self.model.device  # type: ignore[no-any-return]
+        return self.model.device
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        return self.model.dtype  # type: ignore[no-any-return]
+        return self.model.dtype
 
     @cached_property
     def vocab_size(self) -> int:
@@ -141,7 +141,7 @@ class Target:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings [..., H] of token ids [...], as the first layer sees them."""
-        return self.model.get_input_embeddings()(ids)  # type: ignore[no-any-return]
+        return self.model.get_input_embeddings()(ids)
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of final hidden states [..., H]."""
@@ -155,7 +155,7 @@ class Target:
         output = self.decoder(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **{self.cache_argument: cache}
         )
-        return output.last_hidden_state  # type: ignore[no-any-return]
+        return output.last_hidden_state
 
     def session(self, batch: int, capacity: int, feature_layers: Sequence[int] = ()) -> Verifier:
         """A verifier for one batch of `batch` rows."""
@@ -220,8 +220,9 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype) -> tuple[
     if local and not (folder / "config.json").is_file():
         raise UsageError(f"target {source}: the folder has no config.json")
     options = {"revision": revision, "trust_remote_code": False}
+    load: Any = AutoModelForCausalLM.from_pretrained
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = load(
             source,
             dtype=dtype,
             attn_implementation="sdpa",

@@ -41,6 +41,7 @@ class StageTimer:
     def __init__(self, device: torch.device, recording: bool) -> None:
         self.recording = recording
         self.nanoseconds: dict[str, int] = {}
+        self._device = device
         self._barrier = recording and device.type == "cuda"
         self._stages: dict[str, _Stage] = {}
 
@@ -56,7 +57,7 @@ class StageTimer:
     def now(self) -> int:
         """The clock in nanoseconds, after a barrier where there is one."""
         if self._barrier:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
         return time.perf_counter_ns()
 
     def take(self) -> dict[str, int]:

@@ -14,13 +14,14 @@ Which one it is follows from the checkpoint.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkbench.decoding.cache import RowCache
+from sparkbench.decoding.masks import FULL, SLIDING
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.drafters.checkpoint import Checkpoint
@@ -74,10 +75,9 @@ class DFlashConfig:
         layers, target_layers = require("num_hidden_layers"), require("num_target_layers")
         ids = inner.get("target_layer_ids") or (_default_layer_ids(layers, target_layers) if z_lab else None)
         mask_id = inner.get("mask_token_id")
-        if not isinstance(mask_id, int) or not ids or not all(-1 <= layer < target_layers for layer in ids):
+        possible = isinstance(ids, list) and all(isinstance(k, int) and -1 <= k < target_layers for k in ids)
+        if not isinstance(mask_id, int) or not ids or not possible:
             raise UsageError(f"drafter {checkpoint.source}: mask_token_id or target_layer_ids is missing or impossible")
-        kinds = config.get("layer_types") or ["full_attention"] * layers
-        window = config.get("sliding_window")
         heads, hidden = require("num_attention_heads"), require("hidden_size")
         return cls(
             hidden_size=hidden,
@@ -91,13 +91,24 @@ class DFlashConfig:
             first_slot=1 if z_lab else 0,
             mask_token_id=mask_id,
             target_layer_ids=tuple(ids),
-            windows=tuple(window if kind == "sliding_attention" else None for kind in kinds),
+            windows=_windows(checkpoint, layers),
             max_context=require("max_position_embeddings"),
             attention_bias=bool(config.get("attention_bias", False)),
             own_embedding=not z_lab,
             vocab_size=require("vocab_size"),
             target_layers=target_layers,
         )
+
+
+def _windows(checkpoint: Checkpoint, layers: int) -> tuple[int | None, ...]:
+    """Sliding window of each draft layer. UsageError: layer types that do not fit the layers, or no window."""
+    kinds = checkpoint.config.get("layer_types") or [FULL] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+        raise UsageError(
+            f"drafter {checkpoint.source}: layer_types {kinds} is not {FULL} or {SLIDING} for each of {layers} layers"
+        )
+    window = checkpoint.require("sliding_window") if SLIDING in kinds else None
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def _default_layer_ids(draft_layers: int, target_layers: int) -> list[int]:
@@ -143,7 +154,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -194,23 +205,28 @@ class DFlashDrafter(nn.Module):
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
+    @property
+    def blocks(self) -> list[Layer]:
+        """The layers, typed."""
+        return cast(list[Layer], list(self.layers))
+
     def embed(self, ids: Tensor, target: Target) -> Tensor:
         """Embeddings [..., H] of block tokens: the checkpoint's own or the target's."""
-        return self.embed_tokens(ids) if self.config.own_embedding else target.embed(ids)  # type: ignore[no-any-return]
+        return self.embed_tokens(ids) if self.config.own_embedding else target.embed(ids)
 
     def head(self, hidden: Tensor, target: Target) -> Tensor:
         """Logits [..., V] of the block's final hidden states."""
-        return self.lm_head(hidden) if self.config.own_embedding else target.head(hidden)  # type: ignore[no-any-return]
+        return self.lm_head(hidden) if self.config.own_embedding else target.head(hidden)
 
     def context_weights(self) -> tuple[Tensor, Tensor | None, Tensor]:
         """Joint key and value projection of all layers, its bias, and the key norms [layers, 1, D].
 
         Context vectors are the same for every layer, so one product serves all.
         """
-        parts = [part for layer in self.layers for part in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
+        parts = [part for layer in self.blocks for part in (layer.self_attn.k_proj, layer.self_attn.v_proj)]
         weight = torch.cat([part.weight for part in parts])
         bias = torch.cat([part.bias for part in parts]) if self.config.attention_bias else None
-        return weight, bias, torch.stack([layer.self_attn.k_norm.weight for layer in self.layers])[:, None]
+        return weight, bias, torch.stack([layer.self_attn.k_norm.weight for layer in self.blocks])[:, None]
 
     def context_kv(
         self,
@@ -274,7 +290,7 @@ class DFlashSession:
         x = torch.cat(
             [drafter.embed(context.anchors[:, None], self.target), self._mask_embeddings.expand(cache.batch, -1, -1)], 1
         )
-        for index, layer in enumerate(drafter.layers):
+        for index, layer in enumerate(drafter.blocks):
             queries, keys, values = layer.block_qkv(x, rope)
             keys, values = cache.write(index, keys, values)
             x = layer.attend(x, queries, keys, values, self._mask(drafter.config.windows[index]))
@@ -339,7 +355,11 @@ def _check_fit(config: DFlashConfig, checkpoint: Checkpoint, target: Target) -> 
     if target.tokenizer is not None and tokenizer_file.is_file():
         from tokenizers import Tokenizer
 
-        if Tokenizer.from_file(str(tokenizer_file)).get_vocab() != target.tokenizer.get_vocab():
+        try:
+            vocabulary = Tokenizer.from_file(str(tokenizer_file)).get_vocab()
+        except Exception as error:  # the library raises nothing more precise
+            raise UsageError(f"drafter {checkpoint.source}: tokenizer.json cannot be read: {error}") from error
+        if vocabulary != target.tokenizer.get_vocab():
             raise UsageError(f"drafter {checkpoint.source} does not fit target {target.name}: its tokenizer is another")
 
 

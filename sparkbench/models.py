@@ -1,0 +1,125 @@
+"""What a process holds to run units: the target, the drafters, and a method instance for each arm.
+
+`Tools` names the functions that loading and measuring call, so that both can be tried without a model.
+Measuring is `measure.py`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sparkbench import catalog, drafters, exactness, machine, registry
+from sparkbench.decoding import loop
+from sparkbench.decoding.loop import DecodeConfig, Generation, Request
+from sparkbench.decoding.target import Target
+from sparkbench.errors import UsageError
+from sparkbench.exactness import Verdict
+from sparkbench.prompts import encode_chat
+from sparkbench.settings import SweepConfig
+from sparkbench.sweep import Arm, Plan
+
+CLEAN, PROFILE = "clean", "profile"
+TINY = 50_000_000  # parameters below which one CPU thread is fastest
+
+
+def _load_target(config: SweepConfig) -> Target:
+    source = catalog.resolve_target(config.target)
+    target = Target.load(source, name=config.target, revision=config.revision, dtype=config.dtype, device=config.device)
+    if target.tokenizer is None:
+        raise UsageError(f"target {config.target}: it has no tokenizer, so prompts cannot be encoded")
+    return target
+
+
+def _build(arm: Arm, drafter: object) -> Any:
+    return registry.build(registry.Variant.parse(arm.variant), drafter=drafter, budget=arm.budget)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What loading and measuring call; tests put stand-ins here."""
+
+    load_target: Callable[[SweepConfig], Any] = _load_target
+    load_drafter: Callable[[str, str, Any], Any] = drafters.load
+    build: Callable[[Arm, object], Any] = _build
+    generate: Callable[[Any, Any, Sequence[Request], DecodeConfig], list[Generation]] = loop.generate
+    classify: Callable[..., Verdict] = exactness.classify
+    width_noise: Callable[..., dict[int, float]] = exactness.width_noise
+    encode: Callable[..., tuple[int, ...]] = encode_chat
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A process ready to run units: models, one method instance an arm, and what it has learnt so far.
+
+    load_s: seconds each arm took to load, its drafter included.  warm: (arm, rows, temperature).
+    noise:  the width noise, measured once on the first text of AR.
+    """
+
+    config: SweepConfig
+    run: str
+    arms: tuple[Arm, ...]
+    methods: tuple[Any, ...]
+    target: Any
+    drafters: Mapping[str, Any]
+    load_s: tuple[float, ...]
+    tools: Tools
+    warm: set[tuple[int, int, float]] = field(default_factory=set)
+    noise: dict[int, float] | None = None
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        return (CLEAN, PROFILE) if self.target.device.type == "cuda" else (CLEAN,)
+
+    def describe(self) -> dict[str, Any]:
+        """For run.json: the machine, versions and models; `must_match` is what a continued run must share."""
+        device = self.target.device
+        return {
+            "machine": machine.describe(device),
+            "versions": machine.versions(),
+            "git_commit": machine.git_commit(),
+            "must_match": {
+                "target": self.target.name,
+                "target_revision": self.target.revision,
+                "drafter_revisions": {name: getattr(d, "revision", None) for name, d in self.drafters.items()},
+                "dtype": str(self.target.dtype).removeprefix("torch."),
+                "attention": getattr(self.target.model.config, "_attn_implementation", None),
+                "device_name": machine.device_name(device),
+                "torch": machine.versions()["torch"],
+                "transformers": machine.versions()["transformers"],
+            },
+        }
+
+
+def load(plan: Plan, run: str, tools: Tools | None = None) -> Loaded:
+    """Load the target, the drafters and all arms. Errors of loading pass through (UsageError, RunError)."""
+    tools = tools or Tools()
+    started = time.perf_counter()
+    target = tools.load_target(plan.config)
+    target_s = time.perf_counter() - started
+    _set_threads(plan.config, target)
+    found: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    methods = []
+    for arm in plan.arms:
+        if arm.drafter is not None and arm.drafter not in found:
+            started = time.perf_counter()
+            found[arm.drafter] = tools.load_drafter(str(arm.drafter_kind), arm.drafter, target)
+            seconds[arm.drafter] = time.perf_counter() - started
+        methods.append(tools.build(arm, None if arm.drafter is None else found[arm.drafter]))
+    load_s = tuple(target_s + seconds.get(arm.drafter or "", 0.0) for arm in plan.arms)
+    return Loaded(plan.config, run, plan.arms, tuple(methods), target, found, load_s, tools)
+
+
+def _set_threads(config: SweepConfig, target: Any) -> None:
+    threads = config.threads
+    if threads is None and target.device.type == "cpu" and _parameters(target.model) < TINY:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _parameters(model: Any) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
