@@ -86,9 +86,7 @@ def measure(logits: Tensor, budget: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, nargs="+", default=[2048, 151_936])
     parser.add_argument("--budget", type=int, nargs="+", default=[16, 64, 256, 1024])
     parser.add_argument("--rows", type=int, default=15, help="draft rows, the depth limit of the tree")
@@ -116,9 +114,7 @@ def main() -> None:
                     f" {row['classic_ratio']:>8.2f}",
                     flush=True,
                 )
-    setting = {
-        key: getattr(options, key) for key in ("rows", "batch", "repeats", "threads", "device", "seed")
-    }
+    setting = {key: getattr(options, key) for key in ("rows", "batch", "repeats", "threads", "device", "seed")}
     print(json.dumps({"benchmark": "tree_builders", "torch": torch.__version__, **setting, "results": rows}))
 
 

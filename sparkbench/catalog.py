@@ -81,7 +81,7 @@ def _existing(what: str, source: str) -> str:
         raise UsageError(f"{what} {source}: there is no such folder")
     if not looks_local and "/" not in source and not path.is_dir():
         known = ", ".join(target.name for target in targets())
-        raise UsageError(f"unknown {what} {source!r}; allowed: a folder, a hub id like Qwen/Qwen3-4B, or one of {known}")
+        raise UsageError(f"unknown {what} {source!r}; allowed: a folder, a hub id like org/name, or one of {known}")
     return source
 
 

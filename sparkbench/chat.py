@@ -121,9 +121,7 @@ def _ids(tokenizer: "PreTrainedTokenizerBase", text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
-def _ids_by_alias(
-    tokenizer: "PreTrainedTokenizerBase", text: str, aliases: dict[str, str]
-) -> tuple[int, ...]:
+def _ids_by_alias(tokenizer: "PreTrainedTokenizerBase", text: str, aliases: dict[str, str]) -> tuple[int, ...]:
     """Encode with a copy of the tokenizer that matches each control token by its alias and not by its own
     text.
 

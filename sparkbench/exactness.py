@@ -13,8 +13,11 @@ anything being wrong. Each generation is classed against AR's with the same nois
 Generation stops at the first token that differs, so nothing beyond it is compared.
 """
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,9 +38,10 @@ class Verdict:
     """How a generation compares with AR's.
 
     first_divergence: index of the first differing output token.
-    score_gap:   difference of the two tokens' scores (logits / T + noise) in AR's forward at that place.
+    score_gap:   difference of the two tokens' scores (logits / T + noise) in AR's forward at that place; None where a
+                 filter cuts one of them.
     width_noise: e, the largest difference of the two forwards' logits over the two tokens.
-    All three are None for identical outputs.
+    All are None for identical outputs.
     """
 
     exactness: str
@@ -92,12 +96,13 @@ def classify(
     error = (narrow - wide)[tokens].abs().max().item()
     gap = _gap(narrow, tokens, request, len(prefix), sampling)
     allowed_noise = noise.get(width, max(noise.values(), default=0.0))
+    stored = gap if math.isfinite(gap) else None
     close = gap <= 2 * error / (sampling.temperature or 1.0) or _cut_off_within(narrow, tokens, error, sampling)
     if close and error <= allowed_noise:
-        return Verdict(TIE_FLIP, place, gap, error)
+        return Verdict(TIE_FLIP, place, stored, error)
     if _replay_agrees(target, prefix, tokens, request, sampling, allowed_noise):
-        return Verdict(TIE_FLIP, place, gap, error)
-    return Verdict(VIOLATION, place, gap, error)
+        return Verdict(TIE_FLIP, place, stored, error)
+    return Verdict(VIOLATION, place, stored, error)
 
 
 def _round_of(generation: Generation, place: int) -> tuple[int, int]:
@@ -125,7 +130,7 @@ def _wide_logits(target: Target, prefix: Sequence[int], width: int, behind: int,
 
 
 def _logits_along(target: Target, prompt: Sequence[int], text: Sequence[int], width: int, batch: int) -> Tensor:
-    """float32 logits [len(text), V] after each token of `text`, decoded behind `prompt` in forwards of `width` nodes."""
+    """float32 logits [len(text), V] after each token of `text`, decoded behind `prompt` with forwards of `width`."""
     verifier = target.session(batch, len(prompt) + len(text) + width)
     verifier.prefill([prompt] * batch)
     found = []
@@ -183,8 +188,11 @@ def _replay_agrees(
     """
     if target.dtype == torch.float32:
         return False
-    import copy
-
-    exact = Target.wrap(copy.deepcopy(target.model).float(), None, target.name)
-    gap = _gap(_wide_logits(exact, prefix, 1, 0, 1), tokens, request, len(prefix), sampling)
+    gap = _gap(_wide_logits(_in_float32(target), prefix, 1, 0, 1), tokens, request, len(prefix), sampling)
     return gap <= 2 * noise / (sampling.temperature or 1.0)
+
+
+@lru_cache(maxsize=1)
+def _in_float32(target: Target) -> Target:
+    """A float32 copy of the target; kept, since a run that needs one replay needs many."""
+    return Target.wrap(copy.deepcopy(target.model).float(), None, target.name)

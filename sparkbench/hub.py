@@ -119,14 +119,10 @@ def from_hub(spec: DatasetSpec, download: Downloader = download) -> tuple[list[T
 def from_package(spec: DatasetSpec) -> list[Turns]:
     """Prompts of `spec` from the installed package it names; the package is located, never imported."""
     if spec.package is None:
-        raise UsageError(
-            f"no package carries the data set {spec.name}; packages exist for: {', '.join(packaged())}"
-        )
+        raise UsageError(f"no package carries the data set {spec.name}; packages exist for: {', '.join(packaged())}")
     found = find_spec(spec.package.module)
     if found is None or not found.submodule_search_locations:
-        raise UsageError(
-            f"data set {spec.name} needs the package {spec.package.name}: install `sparkbench[prompts]`"
-        )
+        raise UsageError(f"data set {spec.name} needs the package {spec.package.name}: install `sparkbench[prompts]`")
     path = Path(found.submodule_search_locations[0]) / spec.package.file
     return prompts_of(spec, read_rows(path, spec.columns))
 

@@ -67,9 +67,7 @@ def _row(text: str) -> tuple[str | None, tuple[str, ...]]:
     if "turns" in row:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
-            raise ValueError(
-                f"`turns` is {'empty' if turns == [] else _kind(turns)}, a list of texts is needed"
-            )
+            raise ValueError(f"`turns` is {'empty' if turns == [] else _kind(turns)}, a list of texts is needed")
     elif "prompt" in row:
         turns = [row["prompt"]]
     else:

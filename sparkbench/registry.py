@@ -46,14 +46,12 @@ def get(name: str) -> "type[Method]":
     """The method class of a name or alias. UsageError: there is none."""
     name = ALIASES.get(name, name)
     plugged_in = _plugged_in()
-    if name in plugged_in:
-        found = _load(plugged_in[name])
-    elif name in _built_in():
+    if name in _built_in():  # first, so that no other package can take a built-in's name
         module = importlib.import_module(f"sparkbench.methods.{name}")
-        found = next(value for value in vars(module).values() if getattr(value, "name", None) == name)
-    else:
-        raise UsageError(f"unknown method {name!r}; known: {', '.join(names())}")
-    return found
+        return next(value for value in vars(module).values() if getattr(value, "name", None) == name)
+    if name in plugged_in:
+        return _load(plugged_in[name])
+    raise UsageError(f"unknown method {name!r}; known: {', '.join(names())}")
 
 
 @dataclass(frozen=True, order=True)

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparkbench import machine
-from sparkbench.decoding.loop import Generation, Round
+from sparkbench.decoding.loop import Generation
+from sparkbench.decoding.rounds import Round
 from sparkbench.exactness import Verdict
 from sparkbench.models import Loaded
 from sparkbench.prompts import Prompt, prompt_hash

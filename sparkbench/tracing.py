@@ -107,9 +107,7 @@ def trace_prompt(config: SweepConfig, round_: int | None = None) -> Trace:
     request = Request(ids, noise_key(ids, config.seed))
     decode = DecodeConfig(config.max_new_tokens, sampling)
     generated = generate(target, loaded.methods[-1], [request], decode, observer=recorder)[0]
-    rounds = tuple(
-        recorder.finish(index, done.cold, done.committed) for index, done in enumerate(generated.rounds)
-    )
+    rounds = tuple(recorder.finish(index, done.cold, done.committed) for index, done in enumerate(generated.rounds))
     committed = sum(done.committed for done in generated.rounds)
     return Trace(
         prompt=prompt,
@@ -156,9 +154,7 @@ class Recorder:
         path = set(outcome.path[0, 1 : accepted + 1].tolist())
         parents = tree.parents[0].tolist()
         logs = None if tree.log_probs is None else tree.log_probs[0].tolist()
-        rows = zip(
-            tree.tokens[0].tolist(), parents, tree.depths[0].tolist(), tree.valid[0].tolist(), strict=True
-        )
+        rows = zip(tree.tokens[0].tolist(), parents, tree.depths[0].tolist(), tree.valid[0].tolist(), strict=True)
         nodes = tuple(
             Node(
                 token=self.token(token),

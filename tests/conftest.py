@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
 from sparkbench.decoding.method import Context, Method, NoOptions
-from sparkbench.decoding.sampling import Sampling
+from sparkbench.decoding.sampling import Sampling, gumbel
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.methods.autoregressive import Autoregressive
@@ -167,9 +167,7 @@ class Scripted(Method):
             assert self.continuations[row][index] == context.anchors[place], "the anchor is not the row's own token"
             coming = [*self.continuations[row][index + 1 : index + 1 + self.length]]
             coming += [0] * (self.length - len(coming))
-            found.append(
-                [(token + self.wrong(index + 1 + step)) % self.vocab for step, token in enumerate(coming)]
-            )
+            found.append([(token + self.wrong(index + 1 + step)) % self.vocab for step, token in enumerate(coming)])
         return torch.tensor(found)
 
     def propose(self, context: Context) -> DraftTree:
@@ -194,6 +192,21 @@ class Scripted(Method):
             torch.ones(shape, dtype=torch.bool),
             self.length,
         )
+
+
+@torch.inference_mode()
+def plain_continuation(
+    target: Target, prompt: Sequence[int], count: int, key: int = 0, sampling: Sampling | None = None
+) -> list[int]:
+    """`count` tokens decoded without cache, tree or loop: a whole forward of the model for every token."""
+    sampling = sampling or Sampling()
+    ids = list(prompt)
+    for _ in range(count):
+        scores = sampling.scores(target.model(torch.tensor([ids]), use_cache=False).logits[0, -1])
+        if not sampling.greedy:
+            scores = scores + gumbel(torch.tensor([key]), torch.tensor([[len(ids)]]), len(scores))[0, 0]
+        ids.append(int(scores.argmax()))
+    return ids[len(prompt) :]
 
 
 def autoregressive() -> Method:

@@ -56,11 +56,7 @@ def invoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 
 def start(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run a command in a process of its own."""
-    keep = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")
-    }
+    keep = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")}
     return subprocess.run(
         [sys.executable, "-c", MAIN, *arguments],
         env={**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
@@ -122,9 +118,7 @@ def test_without_a_command_help_goes_to_stderr(invoke: Callable[..., Done]) -> N
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "make_cli_docs.py"), "--check"], check=False
-    )
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "make_cli_docs.py"), "--check"], check=False)
     assert done.returncode == 0, "run scripts/make_cli_docs.py"
 
 
@@ -379,9 +373,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     return started
 
 
-def test_run_without_arguments_implies_a_small_limit_and_says_so(
-    invoke: Callable[..., Done], swept: list[Any]
-) -> None:
+def test_run_without_arguments_implies_a_small_limit_and_says_so(invoke: Callable[..., Done], swept: list[Any]) -> None:
     done = invoke("run")
     assert done.code == 0
     assert "--limit 4 is implied" in done.err
@@ -397,9 +389,7 @@ def test_run_without_arguments_implies_a_small_limit_and_says_so(
     assert swept[1][1] != out
 
 
-def test_every_option_of_run_reaches_the_sweep(
-    invoke: Callable[..., Done], swept: list[Any], tmp_path: Path
-) -> None:
+def test_every_option_of_run_reaches_the_sweep(invoke: Callable[..., Done], swept: list[Any], tmp_path: Path) -> None:
     (tmp_path / "sweep.toml").write_text('budgets = [4]\nseed = 5\ntarget = "Qwen/Qwen3-4B"\n')
     options = """run --method dflash,ddtree:builder=heap --method ar --temperature 0,0.5 --temperature 1
         --budget 8 --batch-size 1,2 --drafter dflash=a/b --revision main --dtype float32 --device cpu

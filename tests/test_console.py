@@ -47,9 +47,7 @@ console.print_json({{"texts": texts}})
 
 def printed(environment: dict[str, str], texts: list[str]) -> tuple[str, str]:
     """stdout and stderr, as ASCII with escapes, of a process that prints `texts` in every way there is."""
-    keep = {
-        key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")
-    }
+    keep = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")}
     root = Path(__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", PRINTS.format(texts=texts)],

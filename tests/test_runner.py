@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from sparkbench.decoding.loop import DecodeConfig, Generation, Request, Round
+from sparkbench.decoding.loop import DecodeConfig, Generation, Request
+from sparkbench.decoding.rounds import Round
 from sparkbench.errors import UsageError
 from sparkbench.exactness import Verdict
 from sparkbench.models import Tools

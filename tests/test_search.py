@@ -97,9 +97,7 @@ def test_golden_trees(builder: str, name: str, budget: int, golden_tensors: dict
     assert tree.depths[0, : 1 + nodes].tolist() == [0, *expected["node_depths"].tolist()]
     assert tree.parents[0, : 1 + nodes].tolist() == expected["parents"].tolist()
     assert tree.log_probs is not None
-    torch.testing.assert_close(
-        tree.log_probs[0, 1 : 1 + nodes], expected["node_log_probs"], atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(tree.log_probs[0, 1 : 1 + nodes], expected["node_log_probs"], atol=1e-4, rtol=0)
     if "visibility" in expected:
         assert torch.equal(tree.visibility[0, : 1 + nodes, : 1 + nodes], expected["visibility"].bool())
 
@@ -124,9 +122,7 @@ def test_brute_force_with_planted_ties(builder: str, vocab: int, depth: int, val
             assert tree.log_probs[0, 1:].tolist() == list(scores)
 
 
-entries = st.one_of(
-    st.integers(-3, 3).map(float), st.sampled_from([-INF, math.nan]), st.floats(-20, 20, width=32)
-)
+entries = st.one_of(st.integers(-3, 3).map(float), st.sampled_from([-INF, math.nan]), st.floats(-20, 20, width=32))
 
 
 @st.composite

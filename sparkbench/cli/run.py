@@ -35,9 +35,7 @@ Texts = list[str] | None
 def command(
     method: Annotated[
         Texts,
-        typer.Option(
-            "--method", "-m", metavar="LIST", help="Methods, name[:key=value...], or all. Default: all."
-        ),
+        typer.Option("--method", "-m", metavar="LIST", help="Methods, name[:key=value...], or all. Default: all."),
     ] = None,
     dataset: Annotated[
         Texts,
@@ -56,18 +54,14 @@ def command(
     target: Target = None,
     drafter: Annotated[
         Texts,
-        typer.Option(
-            "--drafter", metavar="METHOD=ID", help="A method's drafter; repeat. Default: the target's own."
-        ),
+        typer.Option("--drafter", metavar="METHOD=ID", help="A method's drafter; repeat. Default: the target's own."),
     ] = None,
     revision: Revision = None,
     dtype: Dtype = None,
     device: Device = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", metavar="FROM", help="bundled, hub, package, a folder or FILE.jsonl. Default: bundled."
-        ),
+        typer.Option("--data", metavar="FROM", help="bundled, hub, package, a folder or FILE.jsonl. Default: bundled."),
     ] = None,
     prompt: Annotated[
         Texts,
@@ -84,9 +78,7 @@ def command(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            "--max-new-tokens", metavar="N", help="Where an output ends at the latest. Default: 128."
-        ),
+        typer.Option("--max-new-tokens", metavar="N", help="Where an output ends at the latest. Default: 128."),
     ] = None,
     top_k: TopK = None,
     top_p: TopP = None,
@@ -100,9 +92,7 @@ def command(
     threads: Threads = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Where results go. Default: in results/, named by the settings."
-        ),
+        typer.Option("--out", metavar="FOLDER", help="Where results go. Default: in results/, named by the settings."),
     ] = None,
     config: Annotated[
         Path | None,
@@ -111,9 +101,7 @@ def command(
     on: Annotated[
         str, typer.Option("--on", metavar="WHERE", help="local. Default: local.", show_default=False)
     ] = "local",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse a prompt file that has bad lines.")
-    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse a prompt file that has bad lines.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run; load no model.")] = False,
     json: Json = False,
 ) -> None:

@@ -45,9 +45,7 @@ def command(
     ] = None,
     round_: Annotated[
         int | None,
-        typer.Option(
-            "--round", metavar="N", help="Whose tree is shown. Default: the first warm one with a branch."
-        ),
+        typer.Option("--round", metavar="N", help="Whose tree is shown. Default: the first warm one with a branch."),
     ] = None,
     target: Target = None,
     drafter: Annotated[

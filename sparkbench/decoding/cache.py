@@ -69,7 +69,7 @@ class RowCache:
         self._slots = None if self.uniform else self.lengths[:, None] + _range(width, self.lengths)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, heads, width, head_dim] behind each row; return views [B, heads, span, head_dim]."""
+        """Write keys and values [B, heads, width, head_dim] behind each row; views [B, heads, span, head_dim]."""
         own_keys, own_values = self.store[layer, 0], self.store[layer, 1]
         if self._slots is None:
             start = self.host_lengths[0]
@@ -120,7 +120,8 @@ class RowCache:
     def _grow(self, needed: int) -> None:
         capacity = self.store.shape[4]
         if needed > capacity:
-            larger = self.store.new_zeros(*self.store.shape[:4], _bucketed(max(needed, capacity * 3 // 2)), self.store.shape[5])
+            *leading, _, head_dim = self.store.shape
+            larger = self.store.new_zeros(*leading, _bucketed(max(needed, capacity * 3 // 2)), head_dim)
             larger[:, :, :, :, :capacity] = self.store
             self.store = larger
 

@@ -12,7 +12,6 @@ accepted. A stop token or the length limit inside an accepted path truncates the
 nor counted as committed. Rows that have stopped leave the batch.
 """
 
-import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from sparkbench.decoding.accept import Acceptance, match
 from sparkbench.decoding.method import Context, Method
+from sparkbench.decoding.rounds import Round, to_host
 from sparkbench.decoding.sampling import Sampling, draw
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
@@ -52,30 +52,6 @@ class DecodeConfig:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise UsageError(f"max-new-tokens {self.max_new_tokens} is not allowed: 1 or more")
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round of one row. In a batch, `stages_ns` are those of the whole batch's round.
-
-    cold:        round 0, in which a drafter also runs over the prompt.
-    nodes:       draft nodes proposed, root not counted.          max_depth: depth of the deepest.
-    accepted:    A, draft tokens accepted, also beyond a stop token or the limit.
-    committed:   M, tokens added to the output.
-    offered_next:      a child existed below the deepest accepted node.
-    accepted_node:     index of that node in the order of proposal, 0 for the root.
-    expected_accepted: sum of exp(log_prob) over draft nodes, None where scores are no probabilities.
-    """
-
-    cold: bool
-    nodes: int
-    max_depth: int
-    offered_next: bool
-    accepted: int
-    committed: int
-    expected_accepted: float | None
-    accepted_node: int
-    stages_ns: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -199,7 +175,7 @@ def _decode(
         with timer.stage("accept"):
             drawn = draw(verified.logits, tree.depths, cache.lengths, keys, tree.max_depth, sampling)
             acceptance = match(tree, drawn)
-            facts = _to_host(tree, acceptance)
+            facts = to_host(tree, acceptance)
         with timer.stage("commit"):
             counts = [fact.accepted + 1 for fact in facts]
             with timer.stage("commit/compact"):
@@ -236,63 +212,6 @@ def _decode(
         )
         for row in rows
     ]
-
-
-@dataclass
-class _Fact:
-    """What the host learns of one row's round."""
-
-    accepted: int
-    tokens: list[int]
-    nodes: int
-    max_depth: int
-    offered_next: bool
-    accepted_node: int
-    in_place: bool
-    expected: float | None
-    committed: int = 0
-
-    def as_round(self, cold: bool, stages: dict[str, int]) -> Round:
-        return Round(
-            cold,
-            self.nodes,
-            self.max_depth,
-            self.offered_next,
-            self.accepted,
-            self.committed,
-            self.expected,
-            self.accepted_node,
-            stages,
-        )
-
-
-def _to_host(tree: DraftTree, acceptance: Acceptance) -> list[_Fact]:
-    """One copy to the host: accepted count, expectation, path, tokens and tree facts of each row."""
-    steps = tree.max_depth + 1
-    columns = [acceptance.accepted[:, None], acceptance.tokens]
-    if tree.log_probs is not None:
-        # float64 bits travel as int64, so that one array holds everything
-        chances = torch.where(tree.valid, tree.log_probs.double().exp(), 0.0)[:, 1:]
-        columns.append(chances.sum(1, keepdim=True).view(torch.int64))
-    if not tree.chain:
-        end = acceptance.path[:, -1:]
-        offered = (tree.parents == end).any(1, keepdim=True)
-        nodes = tree.valid.sum(1, keepdim=True) - 1
-        columns += [nodes, tree.depths.amax(1, keepdim=True), offered, acceptance.path]
-    facts = []
-    for accepted, *rest in torch.cat(columns, 1).tolist():
-        tokens, rest = rest[: accepted + 1], rest[steps:]
-        expected = None
-        if tree.log_probs is not None:
-            (expected,) = struct.unpack("<d", struct.pack("<q", rest[0]))
-            rest = rest[1:]
-        if tree.chain:
-            facts.append(_Fact(accepted, tokens, steps - 1, steps - 1, accepted < steps - 1, accepted, True, expected))
-        else:
-            nodes, depth, has_child, *path = rest
-            in_place = path[: accepted + 1] == list(range(accepted + 1))
-            facts.append(_Fact(accepted, tokens, nodes, depth, bool(has_child), path[-1], in_place, expected))
-    return facts
 
 
 def _carry(features: Tensor | None, path: Tensor, steps: int, in_place: bool) -> Tensor | None:

@@ -61,8 +61,8 @@ class Target:
         """
         place = resolve_device(device)
         number_type = resolve_dtype(dtype, place)
-        model, tokenizer = _load_files(source, revision, number_type)
-        target = cls.wrap(model.to(place), tokenizer, name or source)
+        model, tokenizer = _load_files(source, revision, number_type, place)
+        target = cls.wrap(model, tokenizer, name or source)
         if check:
             target.check_trees()
         return target
@@ -85,8 +85,8 @@ class Target:
         moving = sorted(_rope_types(config) & {"dynamic", "longrope"})
         if moving:
             raise UsageError(
-                f"target {name}: RoPE of type {moving[0]} changes with the length of the sequence, so that a draft tree "
-                "and its paths differ; it is not supported"
+                f"target {name}: RoPE of type {moving[0]} changes with the sequence's length, so that a draft tree and "
+                "its paths differ; it is not supported"
             )
         windows = {kind: config.sliding_window if kind == SLIDING else None for kind in dict.fromkeys(kinds)}
         parameters = inspect.signature(decoder.forward).parameters
@@ -169,7 +169,8 @@ class Target:
         """
         window = min((w for w in self.windows.values() if w is not None), default=0)
         length = window + 3 if window <= 64 else 9
-        ids = torch.randint(self.vocab_size, (1, length + 7), generator=torch.Generator().manual_seed(0)).to(self.device)
+        draws = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.vocab_size, (1, length + 7), generator=draws).to(self.device)
         parents = torch.tensor([[-1, 0, 1, 0, 3, 2, 3]], device=self.device)
         depths = torch.tensor([[0, 1, 2, 1, 2, 3, 2]], device=self.device)
         tree = DraftTree(ids[:, length:], parents, depths, torch.ones_like(parents, dtype=torch.bool), 3)
@@ -211,7 +212,7 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _load_files(source: str, revision: str | None, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load_files(source: str, revision: str | None, dtype: torch.dtype, device: torch.device) -> tuple[Any, Any]:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -231,8 +232,9 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype) -> tuple[
             ignore_mismatched_sizes=True,  # they are named below
             **options,
         )
-        has_tokenizer = not local or any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-        tokenizer = AutoTokenizer.from_pretrained(source, **options) if has_tokenizer else None
+        model = model.to(device)
+        without = local and not any((folder / f"{name}.json").is_file() for name in ("tokenizer", "tokenizer_config"))
+        tokenizer = None if without else AutoTokenizer.from_pretrained(source, **options)
     except SafetensorError as error:
         raise UsageError(f"target {source}: broken weight file: {error}") from error
     except torch.OutOfMemoryError as error:

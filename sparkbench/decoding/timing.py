@@ -80,7 +80,9 @@ class _Stage:
                 torch.cuda.nvtx.range_push(self._name)
             self._started = self._timer.now()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._timer.recording:
             elapsed = self._timer.now() - self._started
             total = self._timer.nanoseconds

@@ -20,7 +20,7 @@ class DraftTree:
 
     tokens:     [B, N] int64; node 0 is the root.
     parents:    [B, N] int64; a parent comes before its children; -1 at the root and in padding.
-    depths:     [B, N] int64; 0 at the root.
+    depths:     [B, N] int64; 0 at the root and in padding.
     valid:      [B, N] bool; False in padding.
     max_depth:  upper bound of `depths`, known on the host.
     log_probs:  [B, N] cumulative log-probability of each node under the drafter (0 at the root), or None where the

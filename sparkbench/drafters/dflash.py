@@ -4,16 +4,11 @@ Chen et al., arXiv 2602.06036. Context: the target's features of all committed p
 keys and values by every layer. Block: the target's embeddings of [anchor, mask, mask, ...]; every slot sees the whole
 context and the whole block. The drafter has no causal mask, and by default no embedding and no head of its own.
 
-Two layouts are published, with the same tensor names:
-- z-lab (`z-lab/Qwen3-4B-DFlash-b16`): `dflash_config` holds the mask id and the feature layers. The mask slots predict
-  their own positions, so a block of 16 drafts 15 tokens. Embedding and head are the target's.
-- DeepSpec (`deepseek-ai/dflash_qwen3_4b_block7`): the same keys at the top of the config, `markov_rank` 0. Every slot
-  predicts the next position, so a block of 7 drafts 7 tokens. The checkpoint carries an embedding and a head.
-Which one it is follows from the checkpoint.
+The two published layouts are told apart in `dflash_config.py`; the weights have the same names in both. Training is
+`sparkbench.train.dflash`, from the same layers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -21,101 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkbench.decoding.cache import RowCache
-from sparkbench.decoding.masks import FULL, SLIDING
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.drafters.dflash_config import DFlashConfig
 from sparkbench.errors import UsageError
-
-
-@dataclass(frozen=True)
-class DFlashConfig:
-    """Shape of a drafter, read from either layout.
-
-    block_size:    slots of a block, the anchor's included.
-    first_slot:    first slot that predicts: 1 (z-lab, in place) or 0 (DeepSpec, the next position).
-    target_layer_ids: target layers whose outputs are the context features; -1 means the embeddings.
-    windows:       sliding window of each draft layer, None for full attention.
-    own_embedding: the checkpoint carries an embedding and a head.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    rope_theta: float
-    block_size: int
-    first_slot: int
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    windows: tuple[int | None, ...]
-    max_context: int
-    attention_bias: bool
-    own_embedding: bool
-    vocab_size: int
-    target_layers: int
-
-    @property
-    def draft_length(self) -> int:
-        return self.block_size - self.first_slot
-
-    @classmethod
-    def read(cls, checkpoint: Checkpoint) -> "DFlashConfig":
-        """UsageError: a key is missing, or the checkpoint is no DFlash drafter."""
-        config, require = checkpoint.config, checkpoint.require
-        z_lab = isinstance(config.get("dflash_config"), dict)
-        if not z_lab and config.get("markov_rank", 0):
-            raise UsageError(f"drafter {checkpoint.source}: it has a Markov head, so it is a DSpark drafter, not dflash")
-        if not z_lab and "mask_token_id" not in config:
-            known = "dflash_config (z-lab) or mask_token_id and target_layer_ids (DeepSpec)"
-            raise UsageError(f"drafter {checkpoint.source}: not a DFlash checkpoint: config.json lacks {known}")
-        inner = config["dflash_config"] if z_lab else config
-        layers, target_layers = require("num_hidden_layers"), require("num_target_layers")
-        ids = inner.get("target_layer_ids") or (_default_layer_ids(layers, target_layers) if z_lab else None)
-        mask_id = inner.get("mask_token_id")
-        possible = isinstance(ids, list) and all(isinstance(k, int) and -1 <= k < target_layers for k in ids)
-        if not isinstance(mask_id, int) or not ids or not possible:
-            raise UsageError(f"drafter {checkpoint.source}: mask_token_id or target_layer_ids is missing or impossible")
-        heads, hidden = require("num_attention_heads"), require("hidden_size")
-        return cls(
-            hidden_size=hidden,
-            intermediate_size=require("intermediate_size"),
-            heads=heads,
-            kv_heads=require("num_key_value_heads"),
-            head_dim=config.get("head_dim") or hidden // heads,
-            eps=require("rms_norm_eps", float),
-            rope_theta=checkpoint.rope_theta(),
-            block_size=require("block_size"),
-            first_slot=1 if z_lab else 0,
-            mask_token_id=mask_id,
-            target_layer_ids=tuple(ids),
-            windows=_windows(checkpoint, layers),
-            max_context=require("max_position_embeddings"),
-            attention_bias=bool(config.get("attention_bias", False)),
-            own_embedding=not z_lab,
-            vocab_size=require("vocab_size"),
-            target_layers=target_layers,
-        )
-
-
-def _windows(checkpoint: Checkpoint, layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each draft layer. UsageError: layer types that do not fit the layers, or no window."""
-    kinds = checkpoint.config.get("layer_types") or [FULL] * layers
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
-        raise UsageError(
-            f"drafter {checkpoint.source}: layer_types {kinds} is not {FULL} or {SLIDING} for each of {layers} layers"
-        )
-    window = checkpoint.require("sliding_window") if SLIDING in kinds else None
-    return tuple(window if kind == SLIDING else None for kind in kinds)
-
-
-def _default_layer_ids(draft_layers: int, target_layers: int) -> list[int]:
-    """Feature layers of a z-lab checkpoint that names none: evenly spread, from 1 to three before the end."""
-    if draft_layers == 1:
-        return [target_layers // 2]
-    return [round(1 + i * (target_layers - 4) / (draft_layers - 1)) for i in range(draft_layers)]
 
 
 class RMSNorm(nn.Module):
