@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparkbench.decoding import masks, verifier
 from sparkbench.decoding.cache import RowCache
+from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.target import Target, resolve_device, resolve_dtype
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.decoding.verifier import Packed, Verifier
@@ -338,3 +339,16 @@ def test_taps_take_the_last_layer_after_the_norm() -> None:
     taps.remove()
     assert features is not None
     assert torch.equal(features, torch.cat([states[3], states[3], states[0]], -1))
+
+
+def test_linear_weights_lie_by_columns_on_a_cpu(tmp_path: Path) -> None:
+    """Only strides change: the same values, and a head that shares its weight with the embedding is left alone."""
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path)
+    loaded = Target.load(str(tmp_path)).model
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+    assert all(part.weight.t().is_contiguous() for part in loaded.modules() if isinstance(part, torch.nn.Linear))
+    loaded.lm_head.weight = loaded.model.embed_tokens.weight
+    store_by_columns(loaded)
+    assert loaded.model.embed_tokens.weight.is_contiguous()

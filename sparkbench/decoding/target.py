@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.masks import FULL, SLIDING
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.decoding.verifier import Verifier
@@ -233,6 +234,7 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype, device: t
             **options,
         )
         model = model.to(device)
+        store_by_columns(model)
         without = local and not any((folder / f"{name}.json").is_file() for name in ("tokenizer", "tokenizer_config"))
         tokenizer = None if without else AutoTokenizer.from_pretrained(source, **options)
     except SafetensorError as error:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkbench.decoding.cache import RowCache
+from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.drafters.checkpoint import Checkpoint
@@ -173,7 +174,8 @@ class DFlashSession:
         self.cache = RowCache(
             len(drafter.layers), config.kv_heads, config.head_dim, batch, rows, target.dtype, target.device
         )
-        self._weights = drafter.context_weights()
+        weight, bias, norms = drafter.context_weights()
+        self._weights = (weight.t().contiguous().t() if weight.is_cpu else weight, bias, norms)
         positions = torch.arange(rows, device=target.device)
         self._cos, self._sin = drafter.rope(positions, target.dtype)
         self._slots = positions[: config.block_size]
@@ -236,6 +238,7 @@ def load(source: str, target: Target, revision: str | None = None) -> DFlashDraf
     checkpoint.check_names(drafter.state_dict(), tensors)
     drafter.load_state_dict(tensors)
     drafter.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+    store_by_columns(drafter)
     if config.own_embedding:
         _share_equal(drafter, target)
     drafter.source, drafter.revision = source, checkpoint.revision

@@ -78,10 +78,22 @@ def _best_ids(rows: Tensor, k: int) -> Tensor:
             continue
         parts = blocks.reshape(count, total, size)
         firsts = (firsts + _steps(block, size, rows.device)).view(-1, total).expand(count, -1)
-        best = _keys(parts.amax(-1), firsts).topk(k).indices
+        best = _best(parts.amax(-1), firsts, k)
         blocks = parts.gather(1, best[:, :, None].expand(-1, -1, size))
         firsts, block = firsts.gather(1, best)[:, :, None], size
     return firsts.squeeze(2)
+
+
+def _best(values: Tensor, ids: Tensor, k: int) -> Tensor:
+    """[R, k] int64: places of the k highest `values` [R, n], highest first, equal values by ascending id.
+
+    Without equal values among the k + 1 highest, a plain top-k is in order already; on a CPU it costs nothing to look.
+    """
+    if values.is_cpu:
+        found = values.topk(min(k + 1, values.shape[1]))
+        if not (found.values[:, 1:] == found.values[:, :-1]).any():
+            return found.indices[:, :k]
+    return _keys(values, ids).topk(k).indices
 
 
 def _keys(values: Tensor, ids: Tensor) -> Tensor:
