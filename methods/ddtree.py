@@ -17,10 +17,15 @@ from sparkbench.search import BUILDERS, rank
 
 @dataclass(frozen=True)
 class Options:
-    """drafter: as for dflash.  builder: how the tree is searched; both give the same tree."""
+    """drafter: as for dflash.
+
+    builder: how the tree is searched; all give the same tree. `auto` takes what is faster by
+             benchmarks/bench_tree_builders.py: the heap on a CPU, else the level-synchronous search, which never waits
+             for the host.
+    """
 
     drafter: str = ""
-    builder: Literal["level", "heap"] = "level"
+    builder: Literal["auto", "level", "heap"] = "auto"
 
 
 @method("ddtree")
@@ -42,4 +47,7 @@ class DDTree(DFlash):
             with context.stage("build/topk"):
                 ranked = rank(logits, self.budget)
             with context.stage("build/expand"):
-                return BUILDERS[self.options.builder](ranked, context.anchors, self.budget)
+                builder = self.options.builder
+                if builder == "auto":
+                    builder = "heap" if context.anchors.is_cpu else "level"
+                return BUILDERS[builder](ranked, context.anchors, self.budget)

@@ -90,7 +90,7 @@ def test_alias() -> None:
     [
         ("ddtree", "ddtree"),
         (" ddtree ", "ddtree"),
-        ("ddtree:builder=level", "ddtree"),
+        ("ddtree:builder=auto", "ddtree"),
         ("ddtree:builder=heap", "ddtree:builder=heap"),
         ("ddtree:drafter=b16:builder=heap", "ddtree:builder=heap:drafter=b16"),
         (r"dflash:drafter=C:\models\one", r"dflash:drafter=C:\models\one"),

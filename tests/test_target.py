@@ -12,6 +12,7 @@ from conftest import FAMILIES, WINDOWED, autoregressive, requests_of, run, tiny_
 from torch import Tensor
 
 from sparkbench.decoding import masks, verifier
+from sparkbench.decoding.attention import GROUPED_SDPA
 from sparkbench.decoding.cache import RowCache
 from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.target import Target, resolve_device, resolve_dtype
@@ -352,3 +353,18 @@ def test_linear_weights_lie_by_columns_on_a_cpu(tmp_path: Path) -> None:
     loaded.lm_head.weight = loaded.model.embed_tokens.weight
     store_by_columns(loaded)
     assert loaded.model.embed_tokens.weight.is_contiguous()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grouped_attention_equals_the_stock_one(family: str, tmp_path: Path) -> None:
+    """What a CPU target is loaded with gives the stock SDPA's logits, in `generate`'s masks and in a tree's."""
+    tiny_model(family).save_pretrained(tmp_path)
+    ours, stock = Target.load(str(tmp_path)), Target.wrap(tiny_model(family))
+    assert ours.model.config._attn_implementation == GROUPED_SDPA
+    ids = torch.arange(2, 32)[None].expand(2, -1)
+    padding = torch.ones_like(ids)
+    padding[1, :5] = 0
+    with torch.inference_mode():
+        for mask in (None, padding):
+            found, wanted = (t.model(ids, attention_mask=mask).logits[:, 5:] for t in (ours, stock))
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)

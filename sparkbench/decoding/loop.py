@@ -14,6 +14,7 @@ nor counted as committed. Rows that have stopped leave the batch.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -142,13 +143,13 @@ def _decode(
     live = rows
     for row, token in zip(rows, first_tokens, strict=True):
         _append(row, [token], stop_ids, config.max_new_tokens)
-    method.begin(target, len(rows), capacity)
+    with timer.stage("draft") if method.drafter_kind else nullcontext():  # counted in round 0
+        method.begin(target, len(rows), capacity)
     drafting = True
     context = Context(
         target, anchors, cache.lengths, prefill.features, cache.host_lengths, sampling.temperature, 0, timer
     )
     del prefill
-    timer.take()
     finished_at = first_at
     while True:
         if any(row.stop_reason is not None for row in live):

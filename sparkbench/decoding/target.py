@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparkbench.decoding import attention
 from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.masks import FULL, SLIDING
 from sparkbench.decoding.tree import DraftTree
@@ -227,7 +228,7 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype, device: t
         model, report = load(
             source,
             dtype=dtype,
-            attn_implementation="sdpa",
+            attn_implementation=attention.implementation(device),
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
