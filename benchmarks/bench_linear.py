@@ -27,7 +27,8 @@ def ratio(rows: int, repeats: int, layers: int = 6) -> float:
     inputs = [torch.randn(rows, weight.shape[1], generator=draws) for weight in by_rows]
     ratios = []
     for repeat in range(repeats + 1):
-        times = [_seconds(inputs, weights) for weights in ((by_rows, by_columns) if repeat % 2 else (by_columns, by_rows))]
+        pair = (by_rows, by_columns) if repeat % 2 else (by_columns, by_rows)
+        times = [_seconds(inputs, weights) for weights in pair]
         if repeat:
             ratios.append(times[0] / times[1] if repeat % 2 else times[1] / times[0])
     return statistics.median(ratios)

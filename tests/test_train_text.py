@@ -7,12 +7,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
+from sparkbench.paths import embedded_folder
+from sparkbench.train.recipe import Recipe
 from sparkbench.train.text import Document, document, documents
+from sparkbench.train.vary import varied
 
 SEED = 0
 DATASETS = Path(__file__).parent.parent / "datasets"
@@ -168,9 +173,34 @@ def test_prompts_share_no_run_with_the_training_text(sample: list[Document]) -> 
     assert collisions(sample) == []
 
 
+def trained_on() -> Iterator[Document]:
+    """Every document of the recipe: both trainings of the target, and the prompts that drafters learn from."""
+    corpus = Recipe().corpus
+    yield from documents(Recipe().seed, 0, corpus.documents)
+    yield from varied(Recipe().seed, 0, corpus.polish_documents, corpus.varied)
+    yield from varied(Recipe().seed, corpus.documents, corpus.prompt_documents, corpus.varied)
+
+
 @pytest.mark.slow
 def test_prompts_share_no_run_with_the_whole_training_range() -> None:
-    assert collisions(documents(SEED, 0, 80_000)) == []
+    assert collisions(trained_on()) == []
+
+
+@pytest.mark.slow
+def test_prompts_share_no_run_of_tokens_with_the_whole_training_range() -> None:
+    """The rule in the embedded tokenizer's own tokens: no run of 12 of a message's tokens."""
+    tokenizer = Tokenizer.from_file(str(embedded_folder() / "target" / "tokenizer.json"))
+
+    def token_runs(texts: list[str]) -> Iterator[tuple[int, ...]]:
+        for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
+            yield from zip(*(encoding.ids[i:] for i in range(12)), strict=False)
+
+    rows = [json.loads(line) for path in DATASETS.glob("*.jsonl") for line in path.read_text("utf-8").splitlines()]
+    held = set(token_runs([turn for row in rows for turn in row["turns"]]))
+    assert len(held) > 2000
+    texts = trained_on()
+    while chunk := [message.content for doc in islice(texts, 10_000) for message in doc.messages]:
+        assert held.isdisjoint(token_runs(chunk))
 
 
 @pytest.mark.parametrize("name", ["humaneval", "mbpp", "gsm8k", "math500", "alpaca", "mt-bench"])

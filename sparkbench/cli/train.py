@@ -38,7 +38,7 @@ def embedded(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train the embedded target and its drafters: hours on a CPU.
+    """Train the embedded target and its drafters: about 70 minutes on two cores.
 
     The same command again continues where it stopped.
     """

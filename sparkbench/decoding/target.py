@@ -242,7 +242,7 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype, device: t
         raise UsageError(f"target {source}: broken weight file: {error}") from error
     except torch.OutOfMemoryError as error:
         raise RunError(f"target {source}: out of memory while loading") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         kind = UsageError if local else RunError
         raise kind(f"target {source}: cannot be loaded: {_first_line(error)}") from error
     missing = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})

@@ -149,7 +149,7 @@ class FeatureTaps:
         return decoder.layers[layer].register_forward_hook(after)
 
 
-class _StockCache(Cache):  # type: ignore[misc]
+class _StockCache(Cache):
     """A RowCache behind the interface that transformers models write through."""
 
     def __init__(self, rows: RowCache) -> None:

@@ -26,8 +26,7 @@ def linear(rng: random.Random, who: str | None) -> Problem:
     x, a, b, v = rng.randint(2, 12), rng.randint(2, 9), rng.choice(SUMMANDS), rng.choice("xyzn")
     c = a * x + b
     question = (
-        f"<Solve|Solve the equation|Find ${v}$ if|What is ${v}$ if|Find the value of ${v}$ when> "
-        f"${a}{v} + {b} = {c}$."
+        f"<Solve|Solve the equation|Find ${v}$ if|What is ${v}$ if|Find the value of ${v}$ when> ${a}{v} + {b} = {c}$."
     )
     steps = (
         f"<we subtract {b} from both sides|we take {b} away on both sides|taking {b} away from both "
@@ -43,8 +42,7 @@ def linear_minus(rng: random.Random, who: str | None) -> Problem:
     b = rng.choice([n for n in SUMMANDS if n < a * x])
     c = a * x - b
     question = (
-        f"<Solve|Solve the equation|Find ${v}$ if|What is ${v}$ if|Find the value of ${v}$ when> "
-        f"${a}{v} - {b} = {c}$."
+        f"<Solve|Solve the equation|Find ${v}$ if|What is ${v}$ if|Find the value of ${v}$ when> ${a}{v} - {b} = {c}$."
     )
     steps = (
         f"<we add {b} to both sides|we add {b} on both sides|adding {b} to both sides|first we add "
@@ -77,8 +75,7 @@ def perimeter(rng: random.Random, who: str | None) -> Problem:
         f"<What is its perimeter?|Find its perimeter.|How long is its perimeter?>"
     )
     steps = (
-        f"<two sides together|one long and one short side|two of the sides> <are|make|give>: ${a} + "
-        f"{b} = {a + b}$.",
+        f"<two sides together|one long and one short side|two of the sides> <are|make|give>: ${a} + {b} = {a + b}$.",
         f"<we double this|we take it twice|there are two of each, so we double it|doubling it gives "
         f"us>: $2 \\cdot {a + b} = {2 * (a + b)}$.",
     )
@@ -91,8 +88,7 @@ def power(rng: random.Random, who: str | None) -> Problem:
     steps = (
         f"<we begin with the square|first we find the square|we start with the power|first comes "
         f"the square>: ${a}^2 = {a} \\cdot {a} = {a * a}$.",
-        f"<then we add {b}|now we add {b}|adding {b} gives us|after that we add {b}>: ${a * a} + "
-        f"{b} = {a * a + b}$.",
+        f"<then we add {b}|now we add {b}|adding {b} gives us|after that we add {b}>: ${a * a} + {b} = {a * a + b}$.",
     )
     return Problem(question, steps, f"${a * a} + {b} = {a * a + b}$", a * a + b, True)
 
@@ -148,8 +144,7 @@ def triangle(rng: random.Random, who: str | None) -> Problem:
         f"third angle?|What is the third angle?|Find the third angle.>"
     )
     steps = (
-        "<the three angles together make|the angles of a triangle add up to|the sum of all angles "
-        "is> $180$ degrees.",
+        "<the three angles together make|the angles of a triangle add up to|the sum of all angles is> $180$ degrees.",
         f"<we add the two angles|the two angles make|both angles together are>: ${a} + {b} = {a + b}$.",
         f"<what is left is|the third angle is|we subtract this>: $180 - {a + b} = {180 - a - b}$.",
     )
@@ -165,8 +160,7 @@ def sequence(rng: random.Random, who: str | None) -> Problem:
     )
     steps = (
         f"<the terms grow by|each step adds|the difference is>: ${a + d} - {a} = {d}$.",
-        f"<there are {n - 1} steps|we need {n - 1} steps|we go {n - 1} steps>: ${n - 1} \\cdot {d} "
-        f"= {(n - 1) * d}$.",
+        f"<there are {n - 1} steps|we need {n - 1} steps|we go {n - 1} steps>: ${n - 1} \\cdot {d} = {(n - 1) * d}$.",
         f"<we add the first term|adding the first term|with the first term>: ${a} + {(n - 1) * d} = "
         f"{a + (n - 1) * d}$.",
     )

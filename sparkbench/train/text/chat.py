@@ -22,9 +22,7 @@ _REASON = (
 
 
 def _lines(rng: random.Random, items: list[str], numbered: bool) -> str:
-    return "\n".join(
-        f"{f'{i}.' if numbered else '-'} {capital(fill(rng, item))}." for i, item in enumerate(items, 1)
-    )
+    return "\n".join(f"{f'{i}.' if numbered else '-'} {capital(fill(rng, item))}." for i, item in enumerate(items, 1))
 
 
 def tips(rng: random.Random, *, follow: bool) -> list[str]:
@@ -52,15 +50,9 @@ def tips(rng: random.Random, *, follow: bool) -> list[str]:
     if kind == "more":
         spare = [tip for tip in TOPICS[topic] if tip not in chosen]
         ask = "<Add another one|Give me one more|Can you add one more|One more, please><.|!>"
-        reply = (
-            f"<{SURE}, |Yes, |>you <can|could|may> also <try this|do this|think of this>: "
-            f"{rng.choice(spare)}."
-        )
+        reply = f"<{SURE}, |Yes, |>you <can|could|may> also <try this|do this|think of this>: {rng.choice(spare)}."
     elif kind == "short":
-        ask = (
-            "<Make it shorter.|Say it in one sentence.|Put it into a single sentence.|Can you shorten "
-            "your answer?>"
-        )
+        ask = "<Make it shorter.|Say it in one sentence.|Put it into a single sentence.|Can you shorten your answer?>"
         reply = f"<In short,|To put it simply,|In other words,|In one sentence:> {joined(chosen[:2])}."
     elif kind == "why":
         ask = (
@@ -106,19 +98,15 @@ def explain(rng: random.Random, *, follow: bool) -> list[str]:
         return turns
     if rng.random() < 0.5:
         ask = (
-            "<Make it shorter.|Can you shorten your answer?|Say it in one sentence.|Now in a single "
-            "sentence, please.>"
+            "<Make it shorter.|Can you shorten your answer?|Say it in one sentence.|Now in a single sentence, please.>"
         )
-        reply = (
-            f"<In short,|To put it simply,|In other words,|In one sentence:> {rng.choice(EXPLAINED[thing])}."
-        )
+        reply = f"<In short,|To put it simply,|In other words,|In one sentence:> {rng.choice(EXPLAINED[thing])}."
     else:
         ask = "<Rewrite it as a list.|Turn this into a list.|Please make a list of it.|Show the main points.>"
         return [
             *turns,
             fill(rng, ask),
-            f"{lead(rng, '<the list|a short list|the same as a list>')}:\n"
-            f"{_lines(rng, list(EXPLAINED[thing]), False)}",
+            f"{lead(rng, '<the list|a short list|the same as a list>')}:\n{_lines(rng, list(EXPLAINED[thing]), False)}",
         ]
     return [*turns, fill(rng, ask), capital(fill(rng, reply))]
 
@@ -195,8 +183,7 @@ def plan(rng: random.Random, *, follow: bool) -> list[str]:
     ]
     turns = [
         fill(rng, ask),
-        f"{lead(rng, '<a plan|a simple plan|an idea>')} for {day}:\n"
-        + "\n".join(f"- {fill(rng, p)}" for p in parts),
+        f"{lead(rng, '<a plan|a simple plan|an idea>')} for {day}:\n" + "\n".join(f"- {fill(rng, p)}" for p in parts),
     ]
     if follow:
         ask = "<What if it rains?|And if it rains?|What can I do if it rains?|It may rain that day.>"

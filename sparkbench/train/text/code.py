@@ -49,8 +49,7 @@ class _Function:
 def _signature(function: _Function) -> str:
     kinds = function.task.kinds
     typed = [
-        f"{p}: {_TYPES[kind]}" if function.typed else p
-        for p, kind in zip(function.parameters, kinds, strict=True)
+        f"{p}: {_TYPES[kind]}" if function.typed else p for p, kind in zip(function.parameters, kinds, strict=True)
     ]
     arrow = f" -> {function.task.returns}" if function.typed else ""
     return f"def {function.name}({', '.join(typed)}){arrow}:"
@@ -68,9 +67,7 @@ def _arguments(rng: random.Random, task: Task) -> list[Any]:
         elif kind == "text":
             made.append(rng.choice(WORDS))
         else:
-            high = {"digits": 99, "factorial": 6, "sum_to": 12, "prime": 40, "divisors": 20}.get(
-                task.template, 12
-            )
+            high = {"digits": 99, "factorial": 6, "sum_to": 12, "prime": 40, "divisors": 20}.get(task.template, 12)
             made.append(rng.choice([n for n in range(2, high + 1) if n not in HELD_NUMBERS]))
     return made
 
@@ -82,9 +79,7 @@ def _call(function: _Function, arguments: list[Any]) -> tuple[str, str]:
 
 def _draw(rng: random.Random, task: Task) -> _Function:
     parameters = tuple(rng.choice(_PARAMETERS[kind]) for kind in task.kinds)
-    return _Function(
-        task, fill(rng, task.names), parameters, rng.random() < 0.5, rng.randrange(len(task.bodies))
-    )
+    return _Function(task, fill(rng, task.names), parameters, rng.random() < 0.5, rng.randrange(len(task.bodies)))
 
 
 def _source(rng: random.Random, function: _Function) -> str:
@@ -120,17 +115,14 @@ def _how(rng: random.Random, function: _Function) -> str:
 def _example(rng: random.Random, function: _Function) -> str:
     call, value = _call(function, _arguments(rng, function.task))
     text = (
-        "<For example|For instance|As an example|To give an example>, `@call` <returns|gives|gives "
-        "back|is> `@value`."
+        "<For example|For instance|As an example|To give an example>, `@call` <returns|gives|gives back|is> `@value`."
     )
     return fill(rng, text, call=call, value=value)
 
 
 def _answer(rng: random.Random, function: _Function) -> str:
     start = f"<{SURE}, {HERE}|{SURE}, {HERE}|{HERE}>"
-    opening = fill(
-        rng, f"{start} <a function that does it|the function|a solution|the code|one way to do it>:"
-    )
+    opening = fill(rng, f"{start} <a function that does it|the function|a solution|the code|one way to do it>:")
     parts = [capital(opening), _fenced(_source(rng, function))]
     if rng.random() < 0.6:
         parts.append(_how(rng, function))
@@ -193,10 +185,7 @@ def _follow_up(rng: random.Random, function: _Function) -> list[str]:
             if n != function.name
         ]
         changed = replace(function, name=rng.choice(spare))
-        ask = (
-            f"<Rename the function to|Call the function|Please change its name to|Use another name:> "
-            f"{changed.name}."
-        )
+        ask = f"<Rename the function to|Call the function|Please change its name to|Use another name:> {changed.name}."
     elif kind == "rewrite":
         changed = replace(function, body=(function.body + 1) % len(function.task.bodies))
         ask = (
@@ -236,9 +225,6 @@ def _plain(task: Task) -> Callable[[random.Random], Task]:
 
 
 BUILDERS: tuple[tuple[str, Builder], ...] = (
-    *(
-        (f"list-{name}", partial(_document, make=partial(list_task, aggregate=i)))
-        for i, name in enumerate(AGGREGATES)
-    ),
+    *((f"list-{name}", partial(_document, make=partial(list_task, aggregate=i))) for i, name in enumerate(AGGREGATES)),
     *((task.template, partial(_document, make=_plain(task))) for task in PLAIN),
 )

@@ -45,8 +45,7 @@ def story(rng: random.Random, *, follow: bool) -> list[str]:
     )
     turns = [
         fill(rng, ask),
-        fill(rng, text)
-        + (" " + fill(rng, _story_end(find, hero)) if rng.random() < 0.5 or not follow else ""),
+        fill(rng, text) + (" " + fill(rng, _story_end(find, hero)) if rng.random() < 0.5 or not follow else ""),
     ]
     if not follow:
         return turns
@@ -62,19 +61,14 @@ def story(rng: random.Random, *, follow: bool) -> list[str]:
             f"friends|everyone was happy|sang a song>. {_story_end(find, hero)}"
         )
     elif kind == "title":
-        ask = (
-            "<Give the story a title.|What is a good title for it?|Find a title for it.|Add a title, please.>"
-        )
+        ask = "<Give the story a title.|What is a good title for it?|Find a title for it.|Add a title, please.>"
         reply = (
             f'<A good title is|You could call it|I would call it|The title could be> "The '
             f"<{mood.capitalize()} |>{hero.capitalize()} and the <Golden|Strange|Lost> "
             f'{find.capitalize()}".'
         )
     else:
-        ask = (
-            "<Make it shorter.|Tell it in one sentence.|Can you shorten the story?|Now in a single "
-            "sentence, please.>"
-        )
+        ask = "<Make it shorter.|Tell it in one sentence.|Can you shorten the story?|Now in a single sentence, please.>"
         reply = (
             f"<In short,|To put it simply,|In one sentence:> a {mood} {hero} <finds|found|came "
             f"upon> a {find} and <asks|meets|goes to> the {friend} <for help|to keep it safe|to "
@@ -90,12 +84,10 @@ def _letter_text(rng: random.Random, name: str, sender: str, reason: str, tone: 
         "short": f"<Hello {name}|Hi {name}>,",
     }[tone]
     lines = {
-        "thank": "<thank you|many thanks|thank you so much> for <your help|the nice present|the lovely "
-        "evening>",
+        "thank": "<thank you|many thanks|thank you so much> for <your help|the nice present|the lovely evening>",
         "invite": "<I would like to invite you|please come|you are invited> to <my party|our dinner|a "
         "small party> on <Friday|Saturday|Sunday>",
-        "sorry": "<I am sorry|I am very sorry|please excuse> that I <came late|forgot your "
-        "birthday|could not come>",
+        "sorry": "<I am sorry|I am very sorry|please excuse> that I <came late|forgot your birthday|could not come>",
         "ask": "<could you|can you|would you> <help me|give me some help> with <my homework|the "
         "garden|the new computer> <this week|on Monday|soon>",
     }
@@ -115,8 +107,7 @@ def _letter_text(rng: random.Random, name: str, sender: str, reason: str, tone: 
     }[tone]
     end = "?" if reason == "ask" else "."
     return (
-        f"{fill(rng, hello)}\n{capital(fill(rng, lines[reason]))}{end} "
-        f"{fill(rng, more)}\n{fill(rng, bye)},\n{sender}"
+        f"{fill(rng, hello)}\n{capital(fill(rng, lines[reason]))}{end} {fill(rng, more)}\n{fill(rng, bye)},\n{sender}"
     )
 
 
@@ -147,13 +138,10 @@ def letter(rng: random.Random, *, follow: bool) -> list[str]:
 def poem(rng: random.Random, *, follow: bool) -> list[str]:
     topic = rng.choice(("sea", "moon", "sun", "wind", "snow", "rain"))
     lines = {
-        "day": "<the {t} is here|I see the {t}|we love the {t}> <all through the|on every|at the end of> "
-        "day,",
+        "day": "<the {t} is here|I see the {t}|we love the {t}> <all through the|on every|at the end of> day,",
         "way": "<it sings a song|it smiles at me|it walks with us> <along the|on its|and finds its> way.",
-        "night": "<so soft and calm|so high and wide|so far and near> <it fills the|it waits at|it "
-        "dreams at> night,",
-        "light": "<and all the world|and every tree|and our small house> <is full of|will turn to|looks "
-        "for> light.",
+        "night": "<so soft and calm|so high and wide|so far and near> <it fills the|it waits at|it dreams at> night,",
+        "light": "<and all the world|and every tree|and our small house> <is full of|will turn to|looks for> light.",
     }
     ask = f"<Write|Compose|Make> a <short|small|little> poem about the {topic}."
 
@@ -166,8 +154,7 @@ def poem(rng: random.Random, *, follow: bool) -> list[str]:
         turns += [
             fill(
                 rng,
-                "<Write another one.|Now a different one, please.|Try again with other "
-                "words.|Can you write it again?>",
+                "<Write another one.|Now a different one, please.|Try again with other words.|Can you write it again?>",
             ),
             f"{lead(rng, '<another one|a new poem|a second poem>')}:\n{verse()}",
         ]

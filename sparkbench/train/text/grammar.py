@@ -46,6 +46,4 @@ def joined(items: Sequence[str]) -> str:
 
 def lead(rng: random.Random, what: str) -> str:
     """The words that hand over `what` (a template), as `Sure, here is the list`."""
-    return capital(
-        fill(rng, f"<{SURE}, here <is|comes>|{SURE}, this is|here is|here you have|this is> {what}")
-    )
+    return capital(fill(rng, f"<{SURE}, here <is|comes>|{SURE}, this is|here is|here you have|this is> {what}"))

@@ -60,16 +60,10 @@ def _document(rng: random.Random, make: Maker) -> list[str]:
     kind = rng.random()
     if kind < 0.18:
         other = make(rng, problem.who)
-        ask = (
-            "<Now solve this one:|Here is another one:|And what about this:|Now a new one:|Try this "
-            "one too:> "
-        )
+        ask = "<Now solve this one:|Here is another one:|And what about this:|Now a new one:|Try this one too:> "
         turns += [fill(rng, ask) + capital(fill(rng, other.question)), _solution(rng, other)]
     elif kind < 0.3:
-        ask = (
-            "<Are you sure?|Can you check this?|Is that right?|Please check your answer.|Can you say "
-            "it in short?>"
-        )
+        ask = "<Are you sure?|Can you check this?|Is that right?|Please check your answer.|Can you say it in short?>"
         reply = (
             "<Yes|Sure|Of course|Yes, of course>, <in short|to put it simply|in other words|let us "
             "check>: "

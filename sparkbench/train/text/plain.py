@@ -45,8 +45,7 @@ PLAIN: tuple[Task, ...] = (
         "int",
         "<return|compute|find> the sum of <all numbers|the whole numbers> from 1 <up to|to> a number",
         ("@r = 0\nfor @x in range(1, @p + 1):\n    @r += @x\nreturn @r", "return @p * (@p + 1) // 2"),
-        "<counts from one up to the number|takes all numbers from one up> and <finds their sum|adds "
-        "them together>",
+        "<counts from one up to the number|takes all numbers from one up> and <finds their sum|adds them together>",
         lambda n: sum(range(n + 1)),
     ),
     Task(
@@ -118,8 +117,7 @@ PLAIN: tuple[Task, ...] = (
             '@r = 0\nfor @x in @p:\n    if @x in "aeiou":\n        @r += 1\nreturn @r',
             'return sum(1 for @x in @p if @x in "aeiou")',
         ),
-        "<looks at every letter|goes through the letters> and <adds one for each vowel|counts it if it "
-        "is a vowel>",
+        "<looks at every letter|goes through the letters> and <adds one for each vowel|counts it if it is a vowel>",
         lambda s: sum(c in "aeiou" for c in s),
     ),
     Task(
@@ -140,8 +138,7 @@ PLAIN: tuple[Task, ...] = (
         "bool",
         "<check|test|decide> whether a <text|string> <is a palindrome|reads the same backwards>",
         ("return @p == @p[::-1]", "@r = @p[::-1]\nreturn @p == @r"),
-        "<turns the text around|makes a copy in reverse order> and <compares both|checks that nothing "
-        "has changed>",
+        "<turns the text around|makes a copy in reverse order> and <compares both|checks that nothing has changed>",
         lambda s: s == s[::-1],
     ),
     Task(
@@ -209,8 +206,7 @@ PLAIN: tuple[Task, ...] = (
         "list[int]",
         "<return|make|build> a list <with|of> the <lengths of the words|length of each word> in a list",
         ("return [len(@x) for @x in @p]", "@r = []\nfor @x in @p:\n    @r.append(len(@x))\nreturn @r"),
-        "<takes the length of every word|looks how long each word is> and <puts it in a list|keeps it "
-        "in the result>",
+        "<takes the length of every word|looks how long each word is> and <puts it in a list|keeps it in the result>",
         lambda ws: [len(w) for w in ws],
     ),
     Task(

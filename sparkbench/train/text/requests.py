@@ -37,8 +37,7 @@ def odd_one(rng: random.Random) -> list[str]:
     items = [*rng.sample(KINDS[kind], 3), alien]
     rng.shuffle(items)
     ask = (
-        f"<Find|Pick out|Name> the word that <does not fit|does not belong|is "
-        f"different>.\n\nInput:\n{', '.join(items)}"
+        f"<Find|Pick out|Name> the word that <does not fit|does not belong|is different>.\n\nInput:\n{', '.join(items)}"
     )
     rest = joined([i for i in items if i != alien])
     reply = (
@@ -80,13 +79,8 @@ def animal(rng: random.Random) -> list[str]:
         f"<it lives in or near|its home is|you often find it near> a {home}",
     ]
     rng.shuffle(facts)
-    extra = (
-        "<|It is a fine animal.|Many people like it.|Children often draw it.|You can see it in many books.>"
-    )
-    reply = (
-        f"<The {which} is an animal|The {which} is well known|Here are some facts>. "
-        f"{'. '.join(facts)}. {extra}"
-    )
+    extra = "<|It is a fine animal.|Many people like it.|Children often draw it.|You can see it in many books.>"
+    reply = f"<The {which} is an animal|The {which} is well known|Here are some facts>. {'. '.join(facts)}. {extra}"
     text = fill(rng, reply).strip()
     drawn = fill(rng, ask)
     return [
@@ -101,8 +95,7 @@ def opposite(rng: random.Random) -> list[str]:
     ask = (
         f"<What is the opposite of {words[0]}?|Name the opposite of {words[0]}.>"
         if len(words) == 1
-        else f"<Give|Write|Find> the <opposite of each word|opposites of these "
-        f"words>.\n\nInput:\n{', '.join(words)}"
+        else f"<Give|Write|Find> the <opposite of each word|opposites of these words>.\n\nInput:\n{', '.join(words)}"
     )
     parts = [f"the opposite of {a} is {b}" for a, b in pairs]
     a, b = pairs[0]
@@ -138,13 +131,11 @@ def shop(rng: random.Random) -> list[str]:
     meal = rng.choice(("breakfast", "a picnic", "a party", "dinner"))
     ask = f"<Write|Make|Give me> a <shopping list|list of things to buy> for {meal} with three {kind}."
     lines = "\n".join(
-        f"- {item}, {fill(rng, '<a small bag|a big box|enough for all|as much as you like>')}"
-        for item in items
+        f"- {item}, {fill(rng, '<a small bag|a big box|enough for all|as much as you like>')}" for item in items
     )
     return [
         fill(rng, ask),
-        f"{lead(rng, '<the list|a shopping list|your list>')} for "
-        f"{meal}:\n{lines}\n{fill(rng, CLOSING)}".strip(),
+        f"{lead(rng, '<the list|a shopping list|your list>')} for {meal}:\n{lines}\n{fill(rng, CLOSING)}".strip(),
     ]
 
 

@@ -174,8 +174,7 @@ _AGGREGATES = (
     _Aggregate(
         "largest",
         "<largest|biggest|max>",
-        "<return|find|compute> the <largest|biggest> of the @which in a list, or 0 if there <is "
-        "none|are none>",
+        "<return|find|compute> the <largest|biggest> of the @which in a list, or 0 if there <is none|are none>",
         "@r = 0\nfor @x in @p:\n    if @if:\n        @r = max(@r, @x)\nreturn @r",
         "return max([@x for @x in @p if @if], default=0)",
         "<remembers it if it is the largest|compares it with the largest so far|takes it when it is bigger>",

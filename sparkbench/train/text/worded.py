@@ -151,8 +151,7 @@ def shopping(rng: random.Random, who: str | None) -> Problem:
     )
     cost = a * price
     steps = (
-        f"{_FIRST}<we look at the {item}s|we find the cost of the {item}s|the {item}s cost {price} "
-        f"dollars each>.",
+        f"{_FIRST}<we look at the {item}s|we find the cost of the {item}s|the {item}s cost {price} dollars each>.",
         _times(a, price, "dollars"),
         f"{_THEN}<we add the price of the {other}|the {other} comes on top|we take the {other} into "
         f"account>: {cost} + {extra} = {cost + extra} dollars.",
@@ -179,9 +178,7 @@ def change(rng: random.Random, who: str | None) -> Problem:
         f"{_THEN}<we take this from the money|we subtract the cost from the money|the change is "
         f"what is left>: {paid} - {a * price} = {paid - a * price} dollars.",
     )
-    return Problem(
-        question, steps, f"{paid} - {a} * {price} = {paid - a * price}", paid - a * price, who=name
-    )
+    return Problem(question, steps, f"{paid} - {a} * {price} = {paid - a * price}", paid - a * price, who=name)
 
 
 def compare(rng: random.Random, who: str | None) -> Problem:
@@ -252,8 +249,7 @@ def bus(rng: random.Random, who: str | None) -> Problem:
         f"<get on|come in>. How many people are <on the {ride} now|there now>?"
     )
     steps = (
-        f"{_FIRST}<the people who leave|we look at those who leave|some people get off>: {a} - {b} "
-        f"= {a - b} people.",
+        f"{_FIRST}<the people who leave|we look at those who leave|some people get off>: {a} - {b} = {a - b} people.",
         f"{_THEN}<the new people come in|we add the new people|some people get on>: {a - b} + {c} = "
         f"{a - b + c} people.",
     )
@@ -273,8 +269,7 @@ def age(rng: random.Random, who: str | None) -> Problem:
         f"{his} {kin} be <in {years} years|{years} years from now>?"
     )
     steps = (
-        f"{_FIRST}<we find the age today|we look at the age now|the {kin} is now>: {a} + {b} = "
-        f"{a + b} years.",
+        f"{_FIRST}<we find the age today|we look at the age now|the {kin} is now>: {a} + {b} = {a + b} years.",
         f"{_THEN}<we add the {years} years|{years} years go by|we look {years} years ahead>: "
         f"{a + b} + {years} = {a + b + years} years.",
     )
@@ -284,9 +279,7 @@ def age(rng: random.Random, who: str | None) -> Problem:
 def rows(rng: random.Random, who: str | None) -> Problem:
     a, b = rng.randint(3, 12), rng.randint(3, 12)
     c = rng.randint(2, a * b - 2)
-    place, seat = rng.choice(
-        (("hall", "chairs"), ("garden", "trees"), ("theater", "seats"), ("field", "plants"))
-    )
+    place, seat = rng.choice((("hall", "chairs"), ("garden", "trees"), ("theater", "seats"), ("field", "plants")))
     bad = {"chairs": "broken", "trees": "dry", "seats": "taken", "plants": "dry"}[seat]
     question = (
         f"A {place} has {a} rows <of|with> {b} {seat}<| each>. {c} of the {seat} are {bad}. How "

@@ -27,7 +27,4 @@ LIST_NUMBERS = tuple(n for n in range(1, 61) if n not in HELD_NUMBERS)
 SURE = "<Sure|Of course|Sure thing|No problem|Certainly|With pleasure>"
 HERE = "<here is|here you have|this is|below is|let me show you>"
 NUMBER = {2: "two", 3: "three", 4: "four", 5: "five"}
-CLOSING = (
-    "<|||I hope this helps.|I hope that helps you.|Good luck with it!|Have fun with it!|Let me "
-    "know how it goes.>"
-)
+CLOSING = "<|||I hope this helps.|I hope that helps you.|Good luck with it!|Have fun with it!|Let me know how it goes.>"

@@ -1,0 +1,155 @@
+"""The model card of the embedded family, written from the recipe and from what its stages found."""
+
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sparkbench.train.recipe import Optimisation, Recipe
+
+WARNING = "A ranking of methods on these embedded models is no evidence for real ones."
+_LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def model_card(recipe: Recipe, facts: dict[str, dict[str, Any]], folder: Path, threads: int) -> str:
+    """Markdown. facts: by stage (embedded.STAGES); folder: where `target/` and `dflash/` lie."""
+    learnt = facts["figures"]["target"]
+    megabytes = sum(file.stat().st_size for file in folder.glob("*/*.safetensors")) / 1e6
+    wall, cpu = (sum(stage[key] for stage in facts.values()) / 60 for key in ("wall_s", "cpu_s"))
+    versions = ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    return f"""# The embedded models
+
+A tiny target and its drafters, made by `sparkbench train embedded` from synthetic text, so that everything
+can be tried without a GPU and without downloads. **{WARNING}**
+The target knows a bounded world of short programs, worked arithmetic and simple requests, and nothing else.
+
+Weights: bfloat16 safetensors, {megabytes:.1f} MB in all, licence MIT. All figures below are measured with
+these rounded weights, loaded as float32 on a CPU.
+
+## Data
+
+{_data(recipe, facts)}
+
+## Models
+
+{_models(recipe, facts)}
+
+All stages together took {wall:.0f} minutes of wall time and {cpu:.0f} minutes of CPU time on {threads}
+threads, so {cpu / threads:.0f} minutes a thread; the rest is waiting and other work of the machine. Versions:
+Python {platform.python_version()}, {versions}.
+
+## Figures
+
+Held-out documents: {learnt["token_accuracy"]:.1%} of the assistant's tokens are predicted, and
+{learnt["problems_solved"]:.1%} of {learnt["problems"]} worked problems end in the right result.
+
+Bundled prompts, temperature 0, {recipe.figures.max_new_tokens} new tokens, batch size 1, one thread. `tau` is
+the mean number of tokens committed a round, pooled, bonus token included. `speedup` is the pooled decode
+throughput over that of autoregressive decoding, in wall time of one sitting, without intervals. `equal`
+counts outputs that are token by token those of autoregressive decoding.
+
+{_drafted(facts["figures"]["drafted"])}
+
+## The recipe
+
+Seed {recipe.seed} for everything; all constants are in `sparkbench/train/recipe.py`. To make the family
+again: `sparkbench train embedded --work WORK --out OUT`.
+"""
+
+
+def pooled(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Sums of the counts and seconds of several rows of figures."""
+    keys = ("committed", "rounds", "decoded", "decode_s", "cpu_s", "equal", "generations")
+    return {key: sum(row[key] for row in rows) for key in keys}
+
+
+def _data(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
+    corpus, answers, shape = facts["corpus"], facts["responses"], recipe.corpus
+
+    def text(name: str) -> str:
+        part = corpus[name]
+        size = f"documents 0 to {part['documents'] - 1:,}, {part['tokens']:,} tokens"
+        return f"{size}, {part['answer_tokens']:,} of them the assistant's (digest `{part['digest']}`)"
+
+    return _table(
+        ("", ""),
+        [
+            ("source", f"`sparkbench.train.text`, seed {recipe.seed}"),
+            ("tokenizer", f"byte-level BPE, {corpus['vocabulary']:,} entries, one token a digit, ChatML"),
+            ("first training", text("rows")),
+            ("second training", f"{text('polish-rows')}, {shape.varied:.0%} of them varied"),
+            (
+                "drafters' prompts",
+                f"{corpus['prompts']:,} user turns of the next {shape.prompt_documents:,} documents, "
+                f"{shape.varied:.0%} of them varied",
+            ),
+            (
+                "drafters' text",
+                f"the target's answers to these, {answers['answer_tokens']:,} tokens; "
+                f"{answers['sampled']:,} of {answers['responses']:,} at temperature 1, the others greedy",
+            ),
+            ("held out", "the documents after those, and the bundled prompts"),
+        ],
+    )
+
+
+def _models(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
+    shape, draft = recipe.target, recipe.dflash
+    stages = facts["target"], facts["polish"], facts["dflash"]
+
+    def size(part: Any) -> str:
+        heads = f"{part.heads}/{part.kv_heads} heads of {part.head_dim}"
+        return f"{part.layers} layers, hidden {part.hidden_size}, {heads}, MLP {part.intermediate_size}"
+
+    def schedule(part: Optimisation) -> str:
+        return f"{part.steps:,} steps, AdamW, peak rate {part.lr:g}, warm-up {part.warmup:.0%}, cosine"
+
+    layers = ", ".join(map(str, draft.target_layer_ids))
+    rows = f"{shape.rows_per_step} rows of {recipe.corpus.row_length} tokens"
+    return _table(
+        ("", "target, first training", "second training", "dflash"),
+        [
+            (
+                "layout",
+                "Qwen3, tied embeddings",
+                "",
+                f"z-lab, block {draft.block_size}, features of {layers}",
+            ),
+            ("size", size(shape), "", size(draft)),
+            ("sliding window", str(recipe.corpus.row_length), "", str(draft.max_length)),
+            ("parameters", f"{stages[0]['parameters']:,}", "", f"{stages[2]['parameters']:,}"),
+            (
+                "training",
+                *map(schedule, (shape.optimisation, shape.polish)),
+                f"{schedule(draft.optimisation)}; then {schedule(draft.polish)}",
+            ),
+            ("a step", rows, rows, f"{draft.sequences_per_step} answers, {draft.anchors} blocks of each"),
+            ("loss by tenths", *(_curve(stage["losses"]) for stage in stages)),
+            ("wall time", *(f"{stage['wall_s']:.0f} s" for stage in stages)),
+            ("CPU time", *(f"{stage['cpu_s']:.0f} s" for stage in stages)),
+        ],
+    )
+
+
+def _curve(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.3f}" for loss in losses)
+
+
+def _drafted(rows: Sequence[dict[str, Any]]) -> str:
+    datasets = dict.fromkeys(row["dataset"] for row in rows)
+    groups = {name: [row for row in rows if row["dataset"] == name] for name in datasets}
+    lines = []
+    for dataset, group in (groups | {"pooled": list(rows)}).items():
+        baseline = pooled([row for row in group if row["variant"] == "autoregressive"])
+        for variant, budget in dict.fromkeys((row["variant"], row["budget"]) for row in group):
+            total = pooled([row for row in group if (row["variant"], row["budget"]) == (variant, budget)])
+            tau = total["committed"] / total["rounds"]
+            speedup = (total["decoded"] / total["decode_s"]) / (baseline["decoded"] / baseline["decode_s"])
+            equal = f"{total['equal']:.0f} of {total['generations']:.0f}"
+            lines.append((dataset, variant, str(budget or ""), f"{tau:.2f}", f"{speedup:.2f}", equal))
+    return _table(("data set", "variant", "budget", "tau", "speedup", "equal"), lines)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows))
