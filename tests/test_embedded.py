@@ -1,0 +1,90 @@
+"""The embedded models through the real runner: exact at every temperature and batch size, and worth comparing."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from sparkbench.paths import embedded_folder
+from sparkbench.results import read_samples
+from sparkbench.runner import run
+from sparkbench.settings import SweepConfig
+
+SHARED = Path(os.environ.get("SPARKBENCH_SHARED", Path(__file__).parents[2] / "shared")) / "datasets"
+METHODS = ("dflash", "ddtree", "ddtree:builder=level")
+
+
+def samples_of(out: Path, **settings: Any) -> Any:
+    """All rows of a run that failed nothing."""
+    outcome = run(SweepConfig(methods=METHODS, **settings), out)
+    assert outcome.exit_code == 0, outcome
+    assert (outcome.failed, outcome.skipped) == (0, 0)
+    return read_samples([out]).table
+
+
+def assert_identical(table: Any) -> None:
+    others = table.filter(pc.not_equal(table["method"], "autoregressive"))
+    assert others.num_rows > 0
+    assert set(others["exactness"].to_pylist()) == {"identical"}
+
+
+def test_exact_on_a_few_prompts(tmp_path: Path) -> None:
+    assert_identical(
+        samples_of(
+            tmp_path / "run",
+            temperatures=(0.0, 1.0),
+            batch_sizes=(3,),
+            budgets=(16,),
+            limit=3,
+            max_new_tokens=32,
+            datasets=("gsm8k", "mt-bench"),
+        )
+    )
+
+
+@pytest.mark.slow
+def test_exact_and_worth_comparing_on_the_bundled_prompts(tmp_path: Path) -> None:
+    table = samples_of(
+        tmp_path / "run", temperatures=(0.0, 0.7, 1.0), batch_sizes=(1, 3, 8), budgets=(16, 64), max_new_tokens=64
+    )
+    assert_identical(table)
+
+    def tau(variant: str, budget: int | None, dataset: str | None = None) -> float:
+        wanted = pc.and_(pc.equal(table["variant"], variant), pc.equal(table["temperature"], 0.0))
+        wanted = pc.and_(wanted, pc.equal(table["batch_size"], 1))
+        for name, value in (("budget", budget), ("dataset", dataset)):
+            if value is not None:
+                wanted = pc.and_(wanted, pc.equal(table[name], value))
+        rows = table.filter(pc.fill_null(wanted, False))
+        return pc.sum(rows["committed_sum"]).as_py() / pc.sum(rows["rounds"]).as_py()
+
+    assert 2.5 <= tau("dflash", None) <= 7
+    assert tau("ddtree", 64) >= 3.5
+    for dataset in sorted(set(table["dataset"].to_pylist())):
+        assert tau("ddtree", 64, dataset) > tau("dflash", None, dataset), dataset
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real prompts are not at {SHARED}")
+def test_exact_on_real_prompts(tmp_path: Path) -> None:
+    assert_identical(
+        samples_of(
+            tmp_path / "run",
+            data=str(SHARED),
+            temperatures=(0.0, 0.7, 1.0),
+            batch_sizes=(1, 3, 8),
+            budgets=(16, 64),
+            limit=4,
+            max_new_tokens=64,
+        )
+    )
+
+
+def test_the_family_is_small_and_says_what_it_is() -> None:
+    files = list(embedded_folder().rglob("*.safetensors"))
+    assert len(files) >= 2
+    assert sum(file.stat().st_size for file in files) < 40e6
+    card = (embedded_folder() / "README.md").read_text(encoding="utf-8")
+    assert "no evidence for real" in card
