@@ -269,9 +269,9 @@ def inner(key: str, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("num_target_layers", 4), "4 target layers, the target has 3"),
-        (put("hidden_size", 64), "64 hidden size, the target has 32"),
-        (put("vocab_size", 98), "98 vocabulary size, the target has 97"),
+        (put("num_target_layers", 4), "whose number of layers is 4, not 3"),
+        (put("hidden_size", 64), "whose hidden size is 64, not 32"),
+        (put("vocab_size", 98), "whose vocabulary size is 98, not 97"),
         (put("rope_parameters", {"rope_type": "default"}), "lacks rope_theta"),
         (drop("rope_parameters"), "lacks rope_theta"),
         (put("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}), "'yarn' is not supported"),

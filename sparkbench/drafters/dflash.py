@@ -247,15 +247,15 @@ def load(source: str, target: Target, revision: str | None = None) -> DFlashDraf
 
 def _check_fit(config: DFlashConfig, checkpoint: Checkpoint, target: Target) -> None:
     pairs = {
-        "target layers": (config.target_layers, target.num_layers),
+        "number of layers": (config.target_layers, target.num_layers),
         "hidden size": (config.hidden_size, target.hidden_size),
         "vocabulary size": (config.vocab_size, target.vocab_size),
     }
     for what, (made_for, found) in pairs.items():
         if made_for != found:
             raise UsageError(
-                f"drafter {checkpoint.source} does not fit target {target.name}: it was made for {made_for} {what}, "
-                f"the target has {found}"
+                f"drafter {checkpoint.source} does not fit target {target.name}: "
+                f"it was made for a target whose {what} is {made_for}, not {found}"
             )
     if not 0 <= config.mask_token_id < target.vocab_size:
         raise UsageError(f"drafter {checkpoint.source}: mask_token_id {config.mask_token_id} is outside the vocabulary")
