@@ -62,6 +62,10 @@ class RowCache:
         """Slots that attention reads: the longest row and the entries being written."""
         return self.max_length + self.width
 
+    def horizon(self, window: int | None) -> int:
+        """The first slot that an entry being written can see under a sliding window; attention reads from there."""
+        return 0 if window is None else max(0, min(self.host_lengths) - window + 1)
+
     def open(self, width: int) -> None:
         """Prepare for one forward that writes `width` entries a row, in each layer."""
         self.width = width

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparkbench.decoding.accept import Acceptance, match
 from sparkbench.decoding.method import Context, Method
-from sparkbench.decoding.rounds import Round, to_host
+from sparkbench.decoding.rounds import Fact, Round, to_host
 from sparkbench.decoding.sampling import Sampling, draw
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
@@ -88,7 +88,7 @@ class _Row:
 
     index: int
     output: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[tuple[Fact, dict[str, int]]] = field(default_factory=list)
     stop_reason: str | None = None
     decode_s: float = 0.0
 
@@ -194,7 +194,7 @@ def _decode(
         stages = timer.take()
         finished_at = time.perf_counter()
         for row, fact in zip(live, facts, strict=True):
-            row.rounds.append(fact.as_round(context.round == 0, stages))
+            row.rounds.append((fact, stages))
             row.decode_s = finished_at - first_at
         context.round += 1
 
@@ -204,7 +204,7 @@ def _decode(
         Generation(
             output_ids=tuple(row.output),
             stop_reason=row.stop_reason or "length",
-            rounds=tuple(row.rounds),
+            rounds=tuple(fact.as_round(number == 0, stages) for number, (fact, stages) in enumerate(row.rounds)),
             ttft_s=first_at - started,
             decode_s=row.decode_s,
             cpu_s=cpu_s,

@@ -21,31 +21,39 @@ SLIDING = "sliding_attention"
 class MaskWriter:
     """Writes the masks of one batch, a buffer for each of its layer types.
 
-    windows: sliding window of each layer type in use; None for full attention.
+    windows:  sliding window of each layer type in use; None for full attention.
+    implicit: the model takes None for a windowed layer, too, and does not make a mask of its own then.
     """
 
-    def __init__(self, windows: dict[str, int | None], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, windows: dict[str, int | None], implicit: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.windows = windows
+        self._implicit = implicit
         self._dtype = dtype
         self._device = device
         self._buffers: dict[str, Tensor] = {}
 
     def masks(self, tree: DraftTree, cache: RowCache) -> dict[str, Tensor | None]:
-        """Masks [B, 1, N, cache.span] by layer type, None where every slot is visible to every node."""
+        """Masks [B, 1, N, S] by layer type, None where every slot is visible to every node.
+
+        S are the slots from the layer's horizon (RowCache.horizon) to the end of the cache's span.
+        """
         return {kind: self._mask(kind, window, tree, cache) for kind, window in self.windows.items()}
 
     def _mask(self, kind: str, window: int | None, tree: DraftTree, cache: RowCache) -> Tensor | None:
         if window is not None and cache.max_length + tree.max_depth < window:
             window = None  # nothing lies outside it yet
-        if window is None and cache.uniform and tree.width == 1:
+        first = cache.horizon(window)
+        if cache.uniform and tree.width == 1 and (first == 0 or self._implicit):
             return None
-        mask = self._view(kind, tree.batch, tree.width, cache.span)
+        mask = self._view(kind, tree.batch, tree.width, cache.span - first)
         if window is None and cache.uniform:
             start = cache.max_length
             mask[..., :start].zero_()
             mask[..., start:].fill_(float("-inf")).masked_fill_(tree.visibility[:, None], 0.0)
         else:
-            mask.fill_(float("-inf")).masked_fill_(visible(tree, cache, window)[:, None], 0.0)
+            mask.fill_(float("-inf")).masked_fill_(visible(tree, cache, window)[:, None, :, first:], 0.0)
         return mask
 
     def _view(self, kind: str, batch: int, width: int, span: int) -> Tensor:

@@ -30,7 +30,7 @@ class Target:
     """A loaded target.
 
     name, revision: where it comes from (folder or hub id; the commit the hub resolved, None for a folder).
-    windows:    sliding window by layer type in use, None for full attention.
+    windows:    sliding window by layer type in use, None for full attention; `layer_windows`: by layer.
     by_type:    the model takes a dict of masks by layer type instead of one mask.
     stop_ids:   token ids that end a generation: those of the generation config, the config and the tokenizer.
     """
@@ -40,6 +40,7 @@ class Target:
     name: str
     revision: str | None
     windows: dict[str, int | None]
+    layer_windows: tuple[int | None, ...]
     by_type: bool
     cache_argument: str
     stop_ids: frozenset[int]
@@ -98,6 +99,7 @@ class Target:
             name=name,
             revision=getattr(config, "_commit_hash", None),
             windows=windows,
+            layer_windows=tuple(windows[kind] for kind in kinds),
             by_type=_takes_masks_by_type(decoder, windows),
             cache_argument="cache" if "cache" in parameters else "past_key_values",
             stop_ids=_stop_ids(model, tokenizer),

@@ -54,8 +54,8 @@ class Verifier:
             target.num_layers, target.kv_heads, target.head_dim, batch, capacity, target.dtype, target.device
         )
         self.forwards = 0
-        self._stock_cache = _StockCache(self.cache)
-        self._writer = MaskWriter(target.windows, target.dtype, target.device)
+        self._stock_cache = _StockCache(self.cache, target.layer_windows)
+        self._writer = MaskWriter(target.windows, target.by_type, target.dtype, target.device)
         self._taps = FeatureTaps(target, feature_layers)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
@@ -150,16 +150,19 @@ class FeatureTaps:
 
 
 class _StockCache(Cache):
-    """A RowCache behind the interface that transformers models write through."""
+    """A RowCache behind the interface that transformers models write through; `windows`: sliding window by layer."""
 
-    def __init__(self, rows: RowCache) -> None:
+    def __init__(self, rows: RowCache, windows: Sequence[int | None]) -> None:
         super().__init__(layers=[])
         self._cache = rows
+        self._windows = windows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self._cache.write(layer_idx, key_states, value_states)
+        keys, values = self._cache.write(layer_idx, key_states, value_states)
+        first = self._cache.horizon(self._windows[layer_idx])
+        return (keys[:, :, first:], values[:, :, first:]) if first else (keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._cache.max_length
