@@ -46,8 +46,9 @@ class DFlash(Method):
         with context.stage("draft"):
             logits = self.session.draft(context)
         with context.stage("build"):
-            best, drafts = logits.float().max(-1)
-            log_probs = (best - logits.float().logsumexp(-1)).cumsum(1)
+            logits = logits.float()
+            best, drafts = logits.max(-1)
+            log_probs = (best - logits.logsumexp(-1)).cumsum(1)
             return DraftTree.chain_of(context.anchors, drafts, log_probs)
 
     def keep(self, rows: Sequence[int]) -> None:

@@ -29,3 +29,8 @@ class RunError(SparkbenchError):
     """Work that failed while running: model, memory, disk, network."""
 
     exit_code = 4
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line: the first line of its text, or its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -22,7 +22,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from sparkbench.errors import RunError, UsageError
+from sparkbench.errors import RunError, UsageError, first_line
 from sparkbench.paths import datasets_folder
 
 Row = Mapping[str, Any]
@@ -100,8 +100,7 @@ def download(repo: str, file: str, revision: str) -> Path:
     try:
         return Path(hf_hub_download(repo, file, repo_type="dataset", revision=revision))
     except Exception as error:  # the client raises its own, the HTTP library's and OS errors, by version
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise RunError(f"cannot download {file} of {repo} at {revision}: {reason}") from error
+        raise RunError(f"cannot download {file} of {repo} at {revision}: {first_line(error)}") from error
 
 
 def from_hub(spec: DatasetSpec, download: Downloader = download) -> tuple[list[Turns], str]:
@@ -145,7 +144,7 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[Row]:
     except KeyError as error:
         raise RunError(f"{path}: no column {error}; needed: {', '.join(columns)}") from error
     except (OSError, EOFError, ValueError, TypeError) as error:
-        raise RunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from error
+        raise RunError(f"{path}: cannot be read: {first_line(error)}") from error
 
 
 def _parquet_rows(path: Path, columns: Sequence[str]) -> list[Row]:

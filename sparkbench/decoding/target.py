@@ -20,7 +20,7 @@ from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.masks import FULL, SLIDING
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.decoding.verifier import Verifier
-from sparkbench.errors import RunError, UsageError
+from sparkbench.errors import RunError, UsageError, first_line
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -246,15 +246,11 @@ def _load_files(source: str, revision: str | None, dtype: torch.dtype, device: t
         raise RunError(f"target {source}: out of memory while loading") from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         kind = UsageError if local else RunError
-        raise kind(f"target {source}: cannot be loaded: {_first_line(error)}") from error
+        raise kind(f"target {source}: cannot be loaded: {first_line(error)}") from error
     missing = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     if missing:
         raise UsageError(f"target {source}: weights are missing or of the wrong shape: {', '.join(missing[:3])}")
     return model, tokenizer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _layer_kinds(config: Any) -> list[str]:

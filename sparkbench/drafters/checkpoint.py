@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparkbench.errors import RunError, UsageError
+from sparkbench.errors import RunError, UsageError, first_line
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,5 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise UsageError(f"drafter {source}: neither a folder nor a repository of the hub") from error
     except Exception as error:  # the hub client raises errors of several libraries
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RunError(f"drafter {source}: cannot be downloaded: {reason}") from error
+        raise RunError(f"drafter {source}: cannot be downloaded: {first_line(error)}") from error
     return Path(folder), Path(folder).name
