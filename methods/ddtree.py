@@ -3,16 +3,25 @@
 Ringel and Romano, arXiv 2604.12989. The drafter's slots are independent, so a path's probability is the product of its
 tokens' marginals; the tree holds the `budget` likeliest paths. It is drafted at temperature 1 whatever the decoding
 temperature.
+
+With `budget=auto` (`--budget auto`) each round chooses how many nodes are verified: those whose expected tokens are
+worth their time on the step curve, this choice's own time included. A node's probability under the drafter stands for
+its chance to be accepted.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 from sparkbench.decoding.method import Context
+from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.methods.dflash import DFlash
 from sparkbench.registry import method
+from sparkbench.scheduling import tree_width
 from sparkbench.search import BUILDERS, rank
+
+AUTO_LIMIT = 256  # most nodes that budget=auto proposes
+_AUTO_START = 64
 
 
 @dataclass(frozen=True)
@@ -22,10 +31,14 @@ class Options:
     builder: how the tree is searched; all give the same tree. `auto` takes what is faster by
              benchmarks/bench_tree_builders.py: the heap on a CPU, else the level-synchronous search, which never waits
              for the host.
+    budget:  `auto` chooses it each round; else it is that of `--budget`.
+    curve:   step curve for budget=auto, as `sparkbench profile` writes it; empty measures one at the start.
     """
 
     drafter: str = ""
     builder: Literal["auto", "level", "heap"] = "auto"
+    budget: Literal["", "auto"] = ""
+    curve: str = ""
 
 
 @method("ddtree")
@@ -34,20 +47,48 @@ class DDTree(DFlash):
     summary = "best-first tree over a DFlash drafter's marginals (arXiv 2604.12989)"
     takes_budget = True
 
+    cap: int | None = None  # while costs are measured: the nodes that a round proposes
+
+    @property
+    def needs_costs(self) -> bool:
+        return bool(self.options.budget)
+
     @property
     def max_nodes(self) -> int:
-        assert self.budget is not None
-        return self.budget
+        return AUTO_LIMIT if self.budget is None else self.budget
+
+    def begin(self, target: Target, batch: int, capacity: int) -> None:
+        super().begin(target, batch, capacity)
+        self._reach = _AUTO_START
 
     def propose(self, context: Context) -> DraftTree:
-        assert self.budget is not None
+        if self.budget is not None:
+            return self.build(context, self.budget)
+        tree = self.build(context, self._reach)
+        with context.stage("build"):
+            width = self._worthwhile(context, tree)
+            self._reach = min(AUTO_LIMIT, 2 * width + 8)  # nodes that the next round looks at
+            return tree.first(width if self.cap is None else self.cap)
+
+    def build(self, context: Context, budget: int) -> DraftTree:
+        """The tree of the `budget` best nodes, best first."""
         with context.stage("draft"):
-            logits = self.session.draft(context)
+            logits = self.session.draft(context).logits
         with context.stage("build"):
             with context.stage("build/topk"):
-                ranked = rank(logits, self.budget)
+                ranked = rank(logits, budget)
             with context.stage("build/expand"):
                 builder = self.options.builder
                 if builder == "auto":
                     builder = "heap" if context.anchors.is_cpu else "level"
-                return BUILDERS[builder](ranked, context.anchors, self.budget)
+                return BUILDERS[builder](ranked, context.anchors, budget)
+
+    def _worthwhile(self, context: Context, tree: DraftTree) -> int:
+        """How many of the nodes, the same number in every row, are worth verifying."""
+        assert tree.log_probs is not None
+        assert self.costs is not None
+        rows = len(context.counts)
+        chances = tree.log_probs[:, 1:].exp().cpu().numpy()
+        fixed, each = self.costs.overhead(rows)
+        curve = self.costs.curves.at(rows, max(self.session.cache.host_lengths))
+        return tree_width(chances, curve.seconds, fixed, each)

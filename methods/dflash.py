@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sparkbench.decoding.method import Context, Method
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.dflash import DFlashSession
+from sparkbench.drafters.block import BlockSession
 from sparkbench.registry import method
 
 
@@ -39,12 +39,17 @@ class DFlash(Method):
     def max_length(self) -> int | None:
         return self.drafter.config.max_context - self.drafter.config.block_size
 
+    @property
+    def depth(self) -> int | None:
+        """Most slots of a block that are used; None is all."""
+        return None
+
     def begin(self, target: Target, batch: int, capacity: int) -> None:
-        self.session = DFlashSession(self.drafter, target, batch, capacity)
+        self.session = BlockSession(self.drafter, target, batch, capacity, self.depth)
 
     def propose(self, context: Context) -> DraftTree:
         with context.stage("draft"):
-            logits = self.session.draft(context)
+            logits = self.session.draft(context).logits
         with context.stage("build"):
             logits = logits.float()
             best, drafts = logits.max(-1)

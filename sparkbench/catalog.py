@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparkbench.drafters import NO_HEAD, split_source
 from sparkbench.errors import UsageError
 from sparkbench.paths import embedded_folder
 
@@ -33,14 +34,20 @@ def targets() -> list[KnownTarget]:
         EMBEDDED,
         str(folder / "target"),
         "tiny models that ship with sparkbench; no evidence for real ones",
-        drafters={"dflash": str(folder / "dflash")},
+        drafters={"dflash": str(folder / "dflash"), "dspark": str(folder / "dspark-b16")},
+        named={name: str(folder / name) for name in ("dspark-b7", "dspark-b16")},
     )
     qwen = KnownTarget(
         "Qwen/Qwen3-4B",
         "Qwen/Qwen3-4B",
         "needs a GPU with 16 GB and the hub",
-        drafters={"dflash": "z-lab/Qwen3-4B-DFlash-b16"},
-        named={"dflash-b16": "z-lab/Qwen3-4B-DFlash-b16", "dflash-b7": "deepseek-ai/dflash_qwen3_4b_block7"},
+        drafters={"dflash": "z-lab/Qwen3-4B-DFlash-b16", "dspark": "shreybirmiwal/Qwen3-4B-DSpark-b16"},
+        named={
+            "dflash-b16": "z-lab/Qwen3-4B-DFlash-b16",
+            "dflash-b7": "deepseek-ai/dflash_qwen3_4b_block7",
+            "dspark-b7": "deepseek-ai/dspark_qwen3_4b_block7",
+            "dspark-b16": "shreybirmiwal/Qwen3-4B-DSpark-b16",
+        },
     )
     return [embedded, qwen]
 
@@ -57,10 +64,17 @@ def resolve_target(name: str) -> str:
 def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
     """The folder or hub id of a drafter of `kind` for `target`.
 
-    wanted: a short name known for the target, a folder or a hub id; empty for the default.
+    wanted: a short name known for the target, a folder or a hub id; empty for the default. `A+B` and `A+none` are
+            resolved part by part (sparkbench.drafters).
     UsageError: no default is known, or a folder does not exist.
     """
     known = _known(target)
+    backbone, head = split_source(wanted)
+    if head is not None:
+        parts = [backbone] if head == NO_HEAD else [backbone, head]
+        return "+".join(
+            [*(resolve_drafter(kind, target, part) for part in parts), *([head] if head == NO_HEAD else [])]
+        )
     if wanted:
         named = {**known.drafters, **known.named} if known else {}
         return _existing("drafter", named.get(wanted, wanted))

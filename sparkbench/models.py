@@ -7,6 +7,7 @@ Measuring is `measure.py`.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,10 @@ from sparkbench.decoding.loop import DecodeConfig, Generation, Request
 from sparkbench.decoding.target import Target
 from sparkbench.errors import UsageError
 from sparkbench.exactness import Verdict
+from sparkbench.profiling.costs import RoundCosts, measure_curves, measure_overheads
+from sparkbench.profiling.curve import StepCurves
 from sparkbench.prompts import encode_chat
+from sparkbench.scheduling import Calibration
 from sparkbench.settings import SweepConfig
 from sparkbench.sweep import Arm, Plan
 
@@ -37,6 +41,27 @@ def _build(arm: Arm, drafter: object) -> Any:
     return registry.build(registry.Variant.parse(arm.variant), drafter=drafter, budget=arm.budget)
 
 
+def equip(methods: Sequence[Any], target: Any, batch_sizes: Sequence[int]) -> None:
+    """Give methods what they need to know of this machine and of their drafter: costs and a calibration.
+
+    UsageError: an option names a file that is missing or broken.
+    """
+    measured: dict[int, StepCurves] = {}
+    for method in methods:
+        chosen = getattr(method.options, "calibration", "")
+        if chosen != "none":
+            own = getattr(method.drafter, "calibration", None)
+            method.calibration = Calibration.load(Path(chosen)) if chosen else own
+        if not method.needs_costs:
+            continue
+        file = getattr(method.options, "curve", "")
+        if not file and method.max_nodes not in measured:
+            measured[method.max_nodes] = measure_curves(target, batch_sizes, method.max_nodes)
+        method.costs = RoundCosts(StepCurves.load(file) if file else measured[method.max_nodes])
+        if method.takes_budget:
+            method.costs = RoundCosts(method.costs.curves, measure_overheads(target, method, batch_sizes))
+
+
 @dataclass(frozen=True)
 class Tools:
     """What loading and measuring call; tests put stand-ins here."""
@@ -44,6 +69,7 @@ class Tools:
     load_target: Callable[[SweepConfig], Any] = _load_target
     load_drafter: Callable[[str, str, Any], Any] = drafters.load
     build: Callable[[Arm, object], Any] = _build
+    equip: Callable[[Sequence[Any], Any, Sequence[int]], None] = equip
     generate: Callable[[Any, Any, Sequence[Request], DecodeConfig], list[Generation]] = loop.generate
     classify: Callable[..., Verdict] = exactness.classify
     width_noise: Callable[..., dict[int, float]] = exactness.width_noise
@@ -109,6 +135,7 @@ def load(plan: Plan, run: str, tools: Tools | None = None) -> Loaded:
             found[arm.drafter] = tools.load_drafter(str(arm.drafter_kind), arm.drafter, target)
             seconds[arm.drafter] = time.perf_counter() - started
         methods.append(tools.build(arm, None if arm.drafter is None else found[arm.drafter]))
+    tools.equip(methods, target, plan.config.batch_sizes)
     load_s = tuple(target_s + seconds.get(arm.drafter or "", 0.0) for arm in plan.arms)
     return Loaded(plan.config, run, plan.arms, tuple(methods), target, found, load_s, tools)
 

@@ -22,6 +22,7 @@ from sparkbench.decoding.target import DTYPES
 from sparkbench.errors import UsageError
 
 AUTOREGRESSIVE = "autoregressive"
+AUTO = "auto"
 MAX_BUDGET = 4096
 MAX_SEED = 2**63 - 1
 
@@ -32,6 +33,7 @@ class SweepConfig:
 
     methods: variants, `name[:key=value...]`; empty or `all` is every method; AR is always first.
     datasets: empty is all that `data` has, the six bundled sets by default; unused where `prompts` is given.
+    budgets: draft nodes of a tree, or `auto`, which chooses them each round.
     drafters: source by method name or drafter kind.  limit: prompts a data set, None for all.
     UsageError, one line, for every value that is not allowed.
     """
@@ -40,7 +42,7 @@ class SweepConfig:
     methods: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0,)
-    budgets: tuple[int, ...] = (64,)
+    budgets: tuple[int | str, ...] = (64,)
     batch_sizes: tuple[int, ...] = (1,)
     drafters: Mapping[str, str] = field(default_factory=dict)
     revision: str | None = None
@@ -63,7 +65,7 @@ class SweepConfig:
         self._set("prompts", _strings("prompts", self.prompts))
         self._set("datasets", self._datasets())
         self._set("temperatures", _unique(float(_number("temperature", t)) for t in _items(self.temperatures)))
-        self._set("budgets", _unique(_integer("budget", b, 0, MAX_BUDGET) for b in _items(self.budgets)))
+        self._set("budgets", _unique(_budget(b) for b in _items(self.budgets)))
         self._set("batch_sizes", _unique(_integer("batch size", b, 1) for b in _items(self.batch_sizes)))
         self._set("drafters", _drafters(self.drafters))
         for name in ("temperatures", "budgets", "batch_sizes"):
@@ -202,6 +204,15 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> int
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise UsageError(f"{name} {value!r} is not allowed: {allowed}")
     return value
+
+
+def _budget(value: object) -> int | str:
+    if value == AUTO:
+        return AUTO
+    try:
+        return _integer("budget", value, 0, MAX_BUDGET)
+    except UsageError as error:
+        raise UsageError(f"{error}, or {AUTO}") from None
 
 
 def _unique(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkbench import __version__, catalog, prompts, registry
+from sparkbench import __version__, catalog, drafters, prompts, registry
 from sparkbench.errors import UsageError
 from sparkbench.prompts import Prompt
 from sparkbench.results import SCHEMA_VERSION
-from sparkbench.settings import SweepConfig, digest
+from sparkbench.settings import AUTO, SweepConfig, digest
 
 __all__ = ["Arm", "Plan", "SweepConfig", "Unit", "default_out", "dry_run", "plan", "source_identity"]
 
@@ -92,8 +92,9 @@ def plan(config: SweepConfig) -> Plan:
     sources = {"target": source_identity(catalog.resolve_target(config.target), config.revision)}
     arms = _arms(config)
     for arm in arms:
-        if arm.drafter is not None:
-            sources[f"drafter {arm.drafter}"] = source_identity(arm.drafter, None)
+        for part in drafters.split_source(arm.drafter or ""):
+            if part and part != drafters.NO_HEAD:
+                sources[f"drafter {part}"] = source_identity(part, None)
     datasets, notes = _prompts(config)
     units = []
     for dataset, found in datasets.items():
@@ -161,7 +162,7 @@ def source_identity(source: str, revision: str | None) -> str:
 
 
 def _arms(config: SweepConfig) -> tuple[Arm, ...]:
-    arms = []
+    arms: list[Arm] = []
     for text in config.methods:
         variant = registry.Variant.parse(text)
         method = registry.get(variant.method)
@@ -170,9 +171,20 @@ def _arms(config: SweepConfig) -> tuple[Arm, ...]:
         if kind is not None:
             wanted = dict(variant.options).get("drafter") or config.drafters.get(variant.method)
             drafter = catalog.resolve_drafter(kind, config.target, wanted or config.drafters.get(kind, ""))
-        budgets: Sequence[int | None] = config.budgets if method.takes_budget else (None,)
-        arms += [Arm(variant.method, variant.canonical, budget, kind, drafter) for budget in budgets]
-    return tuple(arms)
+        for name, budget in _budgets(variant, method, config):
+            arms.append(Arm(variant.method, name, budget, kind, drafter))
+    return tuple(dict.fromkeys(arms))
+
+
+def _budgets(variant: registry.Variant, method: Any, config: SweepConfig) -> list[tuple[str, int | None]]:
+    """A variant with each budget; one that finds its budgets by itself has an option that says so, and no number."""
+    if not method.takes_budget or ("budget", AUTO) in variant.options:
+        return [(variant.canonical, None)]
+    automatic = f"{variant.canonical}:budget={AUTO}"
+    return [
+        (registry.Variant.parse(automatic).canonical, None) if isinstance(each, str) else (variant.canonical, each)
+        for each in config.budgets
+    ]
 
 
 def _prompts(config: SweepConfig) -> tuple[dict[str, tuple[Prompt, ...]], tuple[str, ...]]:

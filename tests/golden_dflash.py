@@ -23,7 +23,7 @@ from sparkbench import drafters, registry
 from sparkbench.decoding.loop import Generation
 from sparkbench.decoding.method import Method
 from sparkbench.decoding.target import Target
-from sparkbench.drafters.dflash import DFlashDrafter
+from sparkbench.drafters.block import BlockDrafter
 
 FOLDER = golden_folder("dflash_ddtree")
 
@@ -41,7 +41,7 @@ class Pair:
     """The target and its drafter."""
 
     target: Target
-    drafter: DFlashDrafter
+    drafter: BlockDrafter
 
     @classmethod
     def load(cls) -> "Pair":

@@ -1,4 +1,7 @@
-"""The DFlash drafter: its cache against recomputation, both layouts, sliding layers, and refusals by name."""
+"""The block drafter: its cache against recomputation, both layouts, sliding layers, and refusals by name.
+
+The heads of a DSpark drafter are tested in test_dspark.py.
+"""
 
 import json
 import shutil
@@ -10,60 +13,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import plain_continuation, requests_of, run, tiny_model
+from probes import context_of
 from safetensors.torch import load_file, save_file
+from tiny_drafters import LAYOUTS, config_of, features_of, save_drafter
 from torch import Tensor
 
 from sparkbench import drafters, registry
-from sparkbench.decoding.method import Context
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
-from sparkbench.decoding.timing import StageTimer
+from sparkbench.drafters.block import BlockDrafter, BlockSession, rotate
+from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
-from sparkbench.drafters.dflash import DFlashDrafter, DFlashSession, rotate
-from sparkbench.drafters.dflash_config import DFlashConfig
 from sparkbench.errors import SparkbenchError, UsageError
 
-LAYOUTS = ("z-lab", "deepspec")
 Change = Callable[[dict[str, Any]], None]
-
-
-def config_of(layout: str, window: int | None = None) -> dict[str, Any]:
-    """A drafter config for the tiny Qwen3 of conftest, as published."""
-    own: dict[str, Any] = {"mask_token_id": 96, "target_layer_ids": [-1, 0, 2]}
-    config: dict[str, Any] = {
-        "block_size": 6,
-        "num_target_layers": 3,
-        "num_hidden_layers": 2,
-        "layer_types": ["full_attention", "sliding_attention" if window else "full_attention"],
-        "sliding_window": window,
-        "hidden_size": 32,
-        "intermediate_size": 40,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 200,
-        "vocab_size": 97,
-        "attention_bias": layout == "z-lab",
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-    }
-    if layout == "z-lab":
-        return config | {"dflash_config": own}
-    return config | own | {"markov_rank": 0}
-
-
-def save_drafter(folder: Path, layout: str, window: int | None = None) -> Path:
-    """Random weights, large enough that every part matters."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config_of(layout, window)))
-    drafter = DFlashDrafter(DFlashConfig.read(Checkpoint.open(str(folder))))
-    generator = torch.Generator().manual_seed(len(layout))
-    weights = {
-        name: torch.randn(weight.shape, generator=generator) * 0.3 + ("norm" in name)
-        for name, weight in drafter.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -73,26 +36,15 @@ def target() -> Target:
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_drafter(tmp_path_factory.mktemp("drafter"), request.param)
+    return save_drafter(tmp_path_factory.mktemp("drafter"), config_of(request.param))
 
 
 @pytest.fixture
 def z_lab(tmp_path: Path) -> Path:
-    return save_drafter(tmp_path / "drafter", "z-lab")
+    return save_drafter(tmp_path / "drafter", config_of("z-lab"))
 
 
-def context_of(target: Target, anchors: Sequence[int], features: Tensor, counts: Sequence[int]) -> Context:
-    lengths = torch.zeros(len(anchors), dtype=torch.int64)
-    timer = StageTimer(target.device, recording=False)
-    return Context(target, torch.tensor(anchors), lengths, features, counts, 0.0, 0, timer)
-
-
-def features_of(positions: int, seed: int = 0) -> Tensor:
-    """[1, positions, F * H]"""
-    return torch.randn(1, positions, 96, generator=torch.Generator().manual_seed(seed))
-
-
-def plainly(drafter: DFlashDrafter, target: Target, anchor: int, features: Tensor) -> Tensor:
+def plainly(drafter: BlockDrafter, target: Target, anchor: int, features: Tensor) -> Tensor:
     """Draft logits [draft_length, V] by the formulas of the paper: no cache, one key at a time where it is clearer."""
     config = drafter.config
     start, size = features.shape[1], config.block_size
@@ -128,11 +80,11 @@ def plainly(drafter: DFlashDrafter, target: Target, anchor: int, features: Tenso
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cache_equals_recomputation(target: Target, tmp_path: Path, layout: str, window: int | None) -> None:
     """Round by round on one cache, rows of different lengths: every row as if alone and from scratch."""
-    drafter = drafters.load("dflash", str(save_drafter(tmp_path, layout, window)), target)
+    drafter = drafters.load("dflash", str(save_drafter(tmp_path, config_of(layout, window))), target)
     whole = [features_of(40, seed) for seed in range(3)]
     done = [0, 0, 0]
     with torch.inference_mode():
-        session = DFlashSession(drafter, target, 3, 40)
+        session = BlockSession(drafter, target, 3, 40)
         for number, counts in enumerate(([7, 7, 7], [7, 1, 12], [1, 1, 1], [6, 2, 3])):
             width = max(counts)
             rows = [whole[b][:, done[b] : done[b] + width] for b in range(3)]
@@ -140,7 +92,7 @@ def test_cache_equals_recomputation(target: Target, tmp_path: Path, layout: str,
             for b, count in enumerate(counts):
                 features[b, count:] = 9.0  # garbage that must not matter
             anchors = [5 + number, 6, 7]
-            logits = session.draft(context_of(target, anchors, features, counts))
+            logits = session.draft(context_of(target, features, counts, anchors)).logits
             done = [d + c for d, c in zip(done, counts, strict=True)]
             assert session.cache.host_lengths == done
             for b in range(3):
@@ -148,7 +100,7 @@ def test_cache_equals_recomputation(target: Target, tmp_path: Path, layout: str,
                 torch.testing.assert_close(logits[b], expected, atol=1e-4, rtol=1e-4)
         session.keep([0, 2])
         features = torch.cat([whole[b][:, done[b] : done[b] + 2] for b in (0, 2)])
-        logits = session.draft(context_of(target, [1, 2], features, [2, 1]))
+        logits = session.draft(context_of(target, features, [2, 1], [1, 2])).logits
         for place, (b, count, anchor) in enumerate(((0, 2, 1), (2, 1, 2))):
             expected = plainly(drafter, target, anchor, whole[b][:, : done[b] + count])
             torch.testing.assert_close(logits[place], expected, atol=1e-4, rtol=1e-4)
@@ -174,7 +126,7 @@ def test_chain_log_probs(target: Target, folder: Path) -> None:
     features = features_of(5)
     with torch.inference_mode():
         method.begin(target, 1, 20)
-        tree = method.propose(context_of(target, [7], features, [5]))
+        tree = method.propose(context_of(target, features, [5], [7]))
         best = plainly(drafter, target, 7, features).log_softmax(-1).max(-1)
     assert tree.tokens.tolist() == [[7, *best.indices.tolist()]]
     assert tree.log_probs is not None
@@ -183,7 +135,7 @@ def test_chain_log_probs(target: Target, folder: Path) -> None:
 
 def test_equal_copies_are_shared(target: Target, tmp_path: Path) -> None:
     """A DeepSpec checkpoint that carries the target's own embedding and head costs no memory for them."""
-    folder = save_drafter(tmp_path, "deepspec")
+    folder = save_drafter(tmp_path, config_of("deepspec"))
     weights = load_file(folder / "model.safetensors")
     weights["embed_tokens.weight"] = target.model.model.embed_tokens.weight.detach().clone()
     save_file(weights, folder / "model.safetensors")
@@ -239,7 +191,7 @@ def test_default_feature_layers(z_lab: Path, layers: int, target_layers: int, id
     del config["dflash_config"]["target_layer_ids"], config["layer_types"]
     config |= {"num_hidden_layers": layers, "num_target_layers": target_layers}
     (z_lab / "config.json").write_text(json.dumps(config))
-    read = DFlashConfig.read(Checkpoint.open(str(z_lab)))
+    read = BlockConfig.read(Checkpoint.open(str(z_lab)))
     assert (read.target_layer_ids, read.windows) == (ids, (None,) * layers)
 
 
@@ -293,7 +245,7 @@ def inner(key: str, value: Any) -> Change:
         (put("layer_types", ["full_attention"]), "layer_types"),
         (put("num_attention_heads", 8), "wrong shape"),
         (put("num_hidden_layers", 3), "layer_types"),
-        (drop("dflash_config"), "not a DFlash checkpoint"),
+        (drop("dflash_config"), "neither DFlash nor DSpark"),
     ],
 )  # fmt: skip
 def test_config_refusals(target: Target, z_lab: Path, change: Change, said: str) -> None:
@@ -318,12 +270,6 @@ def test_older_rope_key(target: Target, z_lab: Path) -> None:
 def test_unreadable_config(target: Target, z_lab: Path, text: str) -> None:
     (z_lab / "config.json").write_text(text)
     assert "config.json" in refusal(z_lab, target)
-
-
-def test_markov_head(target: Target, tmp_path: Path) -> None:
-    folder = save_drafter(tmp_path, "deepspec")
-    (folder / "config.json").write_text(json.dumps(config_of("deepspec") | {"markov_rank": 16}))
-    assert "Markov head, so it is a DSpark drafter" in refusal(folder, target)
 
 
 def test_missing_files(target: Target, z_lab: Path, tmp_path: Path) -> None:

@@ -1,25 +1,18 @@
 """Golden values of DFlash and DDTree, reproduced by the project's own parts. Trees alone: test_search.py."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import golden_dflash as golden
 import pytest
 import torch
-from conftest import golden_folder
-from safetensors.torch import load_file
+from probes import close, context_of, whole_forward
 from torch import Tensor
 
-from sparkbench import drafters, registry
 from sparkbench.decoding.accept import Acceptance, match
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
-from sparkbench.decoding.method import Context
 from sparkbench.decoding.sampling import Sampling, noise_key
-from sparkbench.decoding.target import Target
-from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.dflash import DFlashDrafter, DFlashSession
+from sparkbench.drafters.block import BlockSession
 
 DRAFTS = golden.document("draft_forward")["cases"]
 VERIFIED = golden.document("tree_verify")["entries"]
@@ -32,37 +25,6 @@ CASES = {case["name"]: case for case in E2E["cases"]}
 @pytest.fixture(scope="module")
 def pair() -> golden.Pair:
     return golden.Pair.load()
-
-
-def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual.float(), expected.float(), atol=1e-4, rtol=0)
-
-
-def whole_forward(target: Target, ids: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Logits and features at every position of ids [1, n], as a chain behind an empty cache."""
-    verifier = target.session(1, ids.shape[1], layers)
-    try:
-        verified = verifier.verify(verifier.pack(DraftTree.chain_of(ids[:, 0], ids[:, 1:])))
-    finally:
-        verifier.close()
-    assert verified.features is not None
-    return verified.logits, verified.features
-
-
-def context_of(target: Target, features: Tensor, counts: list[int], anchors: list[int]) -> Context:
-    timer = StageTimer(target.device, recording=False)
-    return Context(target, torch.tensor(anchors), torch.tensor([0]), features, counts, 0.0, 0, timer)
-
-
-def tapped(drafter: DFlashDrafter, session: DFlashSession, context: Context) -> tuple[Tensor, Tensor]:
-    """Final hidden states and logits of one draft."""
-    kept: list[Tensor] = []
-    handle = drafter.norm.register_forward_hook(lambda module, inputs, output: kept.append(output))
-    try:
-        logits = session.draft(context)
-    finally:
-        handle.remove()
-    return kept[0], logits
 
 
 def test_target(pair: golden.Pair) -> None:
@@ -81,7 +43,7 @@ def test_draft_forward(pair: golden.Pair, case: dict[str, Any]) -> None:
     target, drafter = pair.target, pair.drafter
     first = drafter.config.first_slot
     with torch.inference_mode():
-        session = DFlashSession(drafter, target, 1, max(round_["start"] for round_ in case["rounds"]))
+        session = BlockSession(drafter, target, 1, max(round_["start"] for round_ in case["rounds"]))
         for round_ in case["rounds"]:
             part = {key.rsplit("/", 1)[1]: value for key, value in expected.items()
                     if key.startswith(f"{case['name']}/round_{round_['round']}/")}  # fmt: skip
@@ -98,11 +60,11 @@ def test_draft_forward(pair: golden.Pair, case: dict[str, Any]) -> None:
 
             assert session.cache.host_lengths == [cached]
             context = context_of(target, part["target_hidden"], [round_["context_len"]], [round_["root_token"]])
-            hidden, logits = tapped(drafter, session, context)
+            block = session.draft(context)
             assert session.cache.host_lengths == [start]
-            close(hidden, part["draft_hidden"][:, first:])
-            close(logits, part["draft_logits"])
-            drafts = logits.argmax(-1)
+            close(block.hidden, part["draft_hidden"][:, first:])
+            close(block.logits, part["draft_logits"])
+            drafts = block.logits.argmax(-1)
             assert drafts[0].tolist() == round_["greedy_draft_tokens"]
 
             verifier = target.session(1, 256)
@@ -275,69 +237,3 @@ def test_sampling_is_the_same_for_every_method(pair: golden.Pair) -> None:
         assert len(set(outputs["ar"])) > len(requests) // 2
         for method, found in outputs.items():
             assert found == outputs["ar"], method
-
-
-# The other layout: a drafter of the DeepSpec code base, which predicts the next position at every slot.
-
-# Another set of golden folders need not have this one.
-DEEPSPEC = next(path for path in (golden_folder("dspark"), Path(__file__).parent / "golden/dspark") if path.is_dir())
-
-
-def deepspec_cases(file: str, key: str) -> list[dict[str, Any]]:
-    return json.loads((DEEPSPEC / "cases" / file).read_text())[key]
-
-
-BLOCKS = [case for case in deepspec_cases("blocks.json", "block_cases") if case["drafter"] == "dflash"]
-PROMPTS = {prompt["id"]: prompt for prompt in deepspec_cases("prompts.json", "prompts")}
-GENERATED = [case for case in deepspec_cases("generate_dspark.json", "cases") if case["drafter"] == "dflash"]
-
-
-@pytest.fixture(scope="module")
-def deepspec() -> golden.Pair:
-    target = Target.load(str(DEEPSPEC / "target"), dtype="float32", device="cpu")
-    return golden.Pair(target, drafters.load("dflash", str(DEEPSPEC / "drafters/dflash"), target))
-
-
-def test_deepspec_blocks(deepspec: golden.Pair) -> None:
-    expected = load_file(DEEPSPEC / "cases/blocks.safetensors")
-    target, drafter = deepspec.target, deepspec.drafter
-    with torch.inference_mode():
-        session = DFlashSession(drafter, target, 1, max(case["start"] for case in BLOCKS))
-        for case in BLOCKS:
-            prompt, continuation = (PROMPTS[case["prompt_id"]][k] for k in ("token_ids", "greedy_continuation"))
-            ids = [*prompt, *continuation][: case["start"]]
-            cached = case["draft_cache_length_before"]
-            _, features = whole_forward(target, torch.tensor([ids]), drafter.config.target_layer_ids)
-            close(features[0, cached:], expected[f"{case['key']}.context_features"])
-            assert session.cache.host_lengths == [cached]
-            context = context_of(target, features[:, cached:], [case["num_new_context"]], case["input_ids"][:1])
-            hidden, logits = tapped(drafter, session, context)
-            close(hidden[0], expected[f"{case['key']}.block_hidden"])
-            close(logits[0], expected[f"{case['key']}.base_logits"])
-            assert logits[0].argmax(-1).tolist() == case["draft_tokens"]
-            assert session.cache.host_lengths == [case["start"]]
-            for which, name in enumerate(("keys", "values")):
-                if (key := f"{case['key']}.cache_{name}_after") in expected:
-                    close(session.cache.store[:, which, 0, :, : case["start"]], expected[key])
-
-
-@pytest.mark.parametrize("case", GENERATED, ids=lambda case: case["name"])
-def test_deepspec_generation(deepspec: golden.Pair, case: dict[str, Any]) -> None:
-    """The last round may be cut by the limit here; rounds after the output is complete are not run."""
-    seen: list[tuple[DraftTree, Acceptance]] = []
-    method = registry.build(registry.Variant.parse("dflash"), drafter=deepspec.drafter)
-    stops = frozenset(case["stop_token_ids"] or ())
-    (generation,) = generate(
-        deepspec.target,
-        method,
-        [Request(tuple(PROMPTS[case["prompt_id"]]["token_ids"]))],
-        DecodeConfig(case["max_new_tokens"], Sampling(), stops),
-        observer=lambda context, tree, acceptance: seen.append((tree, acceptance)),
-    )
-    assert list(generation.output_ids) == case["output_ids"]
-    useful = case["rounds"][: case["num_rounds"] - case["redundant_rounds"]]
-    assert len(seen) == len(useful)
-    for (tree, acceptance), round_ in zip(seen, useful, strict=True):
-        assert tree.tokens[0].tolist() == [round_["anchor"], *round_["draft"]]
-        assert acceptance.accepted.item() == round_["n_accepted"]
-        assert acceptance.bonus.item() == round_["bonus"]

@@ -56,6 +56,7 @@ class Models:
             load_target=lambda config: target,
             load_drafter=lambda kind, source, target: SimpleNamespace(revision="r1"),
             build=self.build,
+            equip=lambda methods, target, batch_sizes: None,
             generate=self.generate,
             classify=lambda target, request, reference, other, sampling, noise: Verdict(
                 "identical" if reference.output_ids == other.output_ids else "violation"

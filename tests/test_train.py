@@ -19,17 +19,20 @@ from sparkbench.chat import encode_chat
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
-from sparkbench.drafters.dflash import DFlashSession
+from sparkbench.drafters.block import BlockSession
 from sparkbench.errors import RunError, UsageError
 from sparkbench.paths import embedded_folder
 from sparkbench.prompts import dataset_names
-from sparkbench.train import corpus, dflash, embedded, packing, responses, target, tokenizer
+from sparkbench.train import block, corpus, embedded, packing, responses, target, tokenizer
 from sparkbench.train.card import WARNING
+from sparkbench.train.family import DRAFTERS, STAGES, folder_name
 from sparkbench.train.recipe import (
+    CalibrationRecipe,
     CorpusRecipe,
     DrafterRecipe,
     FigureRecipe,
     Optimisation,
+    Phase,
     Recipe,
     ResponseRecipe,
     TargetRecipe,
@@ -37,6 +40,27 @@ from sparkbench.train.recipe import (
 from sparkbench.train.storage import load_json, load_tensors
 from sparkbench.train.text import Document, Message, documents
 from sparkbench.train.vary import NAMES, vary
+
+
+def tiny_drafter(**changes: Any) -> DrafterRecipe:
+    shape = DrafterRecipe(
+        hidden_size=16,
+        intermediate_size=16,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        block_size=4,
+        sequences_per_step=2,
+        anchors=3,
+        precision="float32",
+        compile=False,
+        phases=(
+            Phase(Optimisation(steps=4, lr=1e-2, save_every=2), 7.0),
+            Phase(Optimisation(steps=4, lr=1e-3, save_every=2), 3.5),
+        ),
+    )
+    return replace(shape, **changes)
+
 
 TINY = Recipe(
     corpus=CorpusRecipe(
@@ -61,20 +85,10 @@ TINY = Recipe(
         polish=Optimisation(steps=2, lr=1e-3),
     ),
     responses=ResponseRecipe(max_new_tokens=8, batch=2),
-    dflash=DrafterRecipe(
-        hidden_size=16,
-        intermediate_size=16,
-        heads=2,
-        kv_heads=1,
-        head_dim=8,
-        block_size=4,
-        sequences_per_step=2,
-        anchors=3,
-        precision="float32",
-        compile=False,
-        optimisation=Optimisation(steps=4, lr=1e-2, save_every=2),
-        polish=Optimisation(steps=4, lr=1e-3, save_every=2),
-    ),
+    dflash=tiny_drafter(),
+    dspark_b7=tiny_drafter(markov_rank=4, ce_weight=0.1, l1_weight=0.9, confidence_weight=1.0, block_size=3),
+    dspark_b16=tiny_drafter(markov_rank=4, ce_weight=0.1, l1_weight=0.9, confidence_weight=1.0),
+    calibration=CalibrationRecipe(documents=90, max_new_tokens=8),
     figures=FigureRecipe(held_out=4, prompts=1, max_new_tokens=2),
 )
 
@@ -182,14 +196,22 @@ def test_an_interrupted_target_ends_as_an_uninterrupted_one(made: Path, words: A
         target.train(other, schedule, rows, words, state, silent)
 
 
-def test_an_interrupted_drafter_ends_as_an_uninterrupted_one(made: Path, tiny_target: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["dflash", "dspark_b16"])
+def test_an_interrupted_drafter_ends_as_an_uninterrupted_one(
+    made: Path, tiny_target: Target, tmp_path: Path, name: str
+) -> None:
     answers = responses.Responses.load(made / "work" / "responses.safetensors")
-    config = load_json(made / "out" / "dflash" / "config.json")
-    state = tmp_path / "dflash-state.safetensors"
+    config = load_json(made / "out" / folder_name(name) / "config.json")
+    before = DRAFTERS[name]
+    start = None if before is None else made / "work" / block.state_name(before, 1)
     for stop in (1, 3, None):
-        dflash.train(TINY.dflash, config, tiny_target, answers, TINY.seed, state, silent, stop)
-    for name in ("dflash-state.safetensors", "polished-dflash-state.safetensors"):
-        _assert_same_state(tmp_path / name, made / "work" / name)
+        block.train(
+            getattr(TINY, name), config, tiny_target, answers, TINY.seed, tmp_path, name, silent,
+            start=start, stop_after=stop,
+        )  # fmt: skip
+    for phase in range(2):
+        state = block.state_name(name, phase)
+        _assert_same_state(tmp_path / state, made / "work" / state)
 
 
 def _assert_same_state(path: Path, other: Path) -> None:
@@ -260,15 +282,15 @@ def test_a_varied_document_answers_with_the_names_it_was_asked_with() -> None:
 
 @torch.no_grad()
 def test_training_sees_what_inference_sees(tiny_target: Target) -> None:
-    config = dflash.checkpoint_config(TINY.dflash, tiny_target, 3)
-    drafter = dflash.build(replace(TINY.dflash, init_std=0.3), config, seed=3).eval()
+    config = block.checkpoint_config(TINY.dflash, tiny_target, 3)
+    drafter = block.build(replace(TINY.dflash, init_std=0.3), config, tiny_target, seed=3).eval()
     ids = torch.randint(4, tiny_target.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
     anchors = torch.tensor([[3, 7, 11], [5, 5, 8]])
     session = tiny_target.session(2, 16, drafter.config.target_layer_ids)
     features = session.prefill(ids.tolist()).features
     session.close()
     assert features is not None
-    trained = dflash.block_logits(drafter, tiny_target, features, ids.gather(1, anchors), anchors)
+    trained = block.block_hidden(drafter, tiny_target, features, ids.gather(1, anchors), anchors)
 
     timer = StageTimer(tiny_target.device, recording=False)
     for row in range(2):
@@ -283,12 +305,12 @@ def test_training_sees_what_inference_sees(tiny_target: Target) -> None:
                 0,
                 timer,
             )
-            inferred = DFlashSession(drafter, tiny_target, 1, 32).draft(context)[0]
+            inferred = BlockSession(drafter, tiny_target, 1, 32).draft(context).hidden[0]
             torch.testing.assert_close(trained[row, place], inferred, rtol=1e-4, atol=1e-4)
 
     changed = features.clone()
     changed[0, 7:] += 1.0
-    hidden = dflash.block_logits(drafter, tiny_target, changed, ids.gather(1, anchors), anchors)
+    hidden = block.block_hidden(drafter, tiny_target, changed, ids.gather(1, anchors), anchors)
     assert torch.equal(hidden[0, :2], trained[0, :2])
     assert not torch.allclose(hidden[0, 2], trained[0, 2])
 
@@ -296,10 +318,8 @@ def test_training_sees_what_inference_sees(tiny_target: Target) -> None:
 def test_a_finished_folder_is_not_trained_again(made: Path) -> None:
     lines: list[str] = []
     embedded.train(made / "work", made / "again", threads=1, recipe=TINY, progress=lines.append)
-    assert [line for line in lines if line.endswith("done before")] == [
-        f"{stage}: done before" for stage in embedded.STAGES
-    ]
-    for part in ("target", "dflash"):
+    assert [line for line in lines if line.endswith("done before")] == [f"{stage}: done before" for stage in STAGES]
+    for part in ("target", *map(folder_name, DRAFTERS)):
         first, second = (made / name / part / "model.safetensors" for name in ("out", "again"))
         assert first.read_bytes() == second.read_bytes()
     other = replace(TINY, responses=ResponseRecipe(max_new_tokens=9))
@@ -320,6 +340,8 @@ def test_the_card_tells_what_was_made(made: Path, tiny_target: Target) -> None:
         f"{parameters:,}",
         "4 steps",
         "| pooled | ddtree | 64 |",
+        "| pooled | sparklingtree | 64 |",
+        "| dspark-b16 | after |",
     ):
         assert part in card
 
@@ -334,7 +356,7 @@ def test_figures_count_what_was_decoded(tiny_target: Target, made: Path) -> None
 def test_the_packaged_family_is_small_and_rounded() -> None:
     folder = embedded_folder()
     files = sorted(folder.glob("*/*.safetensors"))
-    assert {file.parent.name for file in files} >= {"target", "dflash"}
+    assert {file.parent.name for file in files} >= {"target", *map(folder_name, DRAFTERS)}
     assert sum(file.stat().st_size for file in files) < 40e6
     for file in files:
         tensors, _ = load_tensors(file)
@@ -343,7 +365,9 @@ def test_the_packaged_family_is_small_and_rounded() -> None:
     recipe = Recipe()
     assert WARNING in card
     assert f"{recipe.target.optimisation.steps:,} steps" in card
-    assert f"{recipe.dflash.optimisation.steps:,} steps" in card
+    for name in DRAFTERS:
+        for phase in getattr(recipe, name).phases:
+            assert f"{phase.optimisation.steps:,} steps" in card
     config = json.loads((folder / "dflash" / "config.json").read_text(encoding="utf-8"))
     assert config["block_size"] == recipe.dflash.block_size
     assert config["dflash_config"]["target_layer_ids"] == list(recipe.dflash.target_layer_ids)

@@ -58,6 +58,9 @@ class Method(ABC):
     summary:      one line for `sparkbench list`.
     takes_budget: proposes trees of at most `budget` draft nodes (root not counted).
     drafter_kind: the family of drafters it uses (sparkbench.drafters), None without a drafter.
+
+    Who builds an instance gives it `costs` (profiling.costs.RoundCosts) if `needs_costs`, and `calibration`
+    (scheduling.Calibration) if it has one for the drafter.
     """
 
     Options: ClassVar[type] = NoOptions
@@ -70,6 +73,13 @@ class Method(ABC):
         self.options = options
         self.drafter = drafter
         self.budget = budget
+        self.costs: Any = None
+        self.calibration: Any = None
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether it decides by what a forward costs on this machine."""
+        return False
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ to know nothing but trees. A batch holds one tree a row, padded to the widest.
 Masks and paths follow from `parents` on the device; nothing here copies to the host.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -45,14 +46,45 @@ class DraftTree:
         return cls(anchors[:, None], parents, depths, valid, 0, chain=True)
 
     @classmethod
-    def chain_of(cls, anchors: Tensor, drafts: Tensor, log_probs: Tensor | None = None) -> "DraftTree":
-        """The chain anchors [B] -> drafts [B, L]; `log_probs` [B, L] are cumulative."""
+    def chain_of(
+        cls,
+        anchors: Tensor,
+        drafts: Tensor,
+        log_probs: Tensor | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> "DraftTree":
+        """The chain anchors [B] -> drafts [B, L]; `log_probs` [B, L] are cumulative.
+
+        lengths: tokens of each row's chain, at most L; None is L for every row.
+        """
+        if lengths is not None:
+            longest = max(lengths)
+            drafts = drafts[:, :longest]
+            log_probs = None if log_probs is None else log_probs[:, :longest]
         batch, length = drafts.shape
         parents, depths, valid = _chain_structure(batch, length + 1, anchors.device)
         if log_probs is not None:
             log_probs = torch.cat([log_probs.new_zeros(batch, 1), log_probs], dim=1)
         tokens = torch.cat([anchors[:, None], drafts], dim=1)
-        return cls(tokens, parents, depths, valid, length, log_probs, chain=True)
+        if lengths is None or min(lengths) == length:
+            return cls(tokens, parents, depths, valid, length, log_probs, chain=True)
+        ends = torch.tensor(lengths, device=anchors.device)[:, None]
+        valid = depths <= ends
+        return cls(tokens.where(valid, 0), parents.where(valid, -1), depths.where(valid, 0), valid, length, log_probs)
+
+    def first(self, nodes: int) -> "DraftTree":
+        """The tree of the root and the first `nodes` draft nodes of every row."""
+        if nodes >= self.width - 1:
+            return self
+        cut = slice(nodes + 1)
+        tokens, parents, depths, valid = (
+            part[:, cut] for part in (self.tokens, self.parents, self.depths, self.valid)
+        )
+        deepest = min(self.max_depth, nodes)
+        if depths.is_cpu:
+            deepest = int(depths.max())
+        log_probs = None if self.log_probs is None else self.log_probs[:, cut]
+        return DraftTree(tokens, parents, depths, valid, deepest, log_probs, self.chain)
 
     @property
     def batch(self) -> int:

@@ -4,6 +4,7 @@
 the drafter must fit. Configs are read as JSON and weights as safetensors; code that a checkpoint carries never runs.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkbench.errors import UsageError
@@ -11,16 +12,36 @@ from sparkbench.errors import UsageError
 if TYPE_CHECKING:
     from sparkbench.decoding.target import Target
 
-KINDS = ("dflash",)
+NO_HEAD = "none"
+KINDS = ("dflash", "dspark")
 
 
 def load(kind: str, source: str, target: "Target", revision: str | None = None) -> Any:
     """A drafter of `kind` for `target`, on its device and in its dtype.
 
+    source: a folder or a hub id; for ablations `BACKBONE+HEAD` of two of them (the first with the Markov head of the
+            second and without a confidence head, which was trained for another backbone), or `BACKBONE+none`.
     UsageError: unknown kind, missing or broken files, or a drafter that was made for another target.
     """
-    from sparkbench.drafters import dflash
+    from sparkbench.drafters import block
 
     if kind not in KINDS:
         raise UsageError(f"unknown kind of drafter {kind!r}; known: {', '.join(KINDS)}")
-    return dflash.load(source, target, revision)
+    backbone, head = split_source(source)
+    if head is None:
+        return block.load(source, target, revision, markov=kind == "dspark")
+    if kind == "dflash":
+        raise UsageError(f"drafter {source}: a dflash drafter takes no Markov head; use the method dspark")
+    drafter = block.load(backbone, target, revision)
+    drafter.markov_head = None if head == NO_HEAD else block.load(head, target, markov=True).markov_head
+    drafter.confidence_head = None
+    drafter.source = source
+    return drafter
+
+
+def split_source(source: str) -> tuple[str, str | None]:
+    """`BACKBONE+HEAD` -> both; any other source -> itself and None."""
+    if "+" not in source or Path(source).exists():
+        return source, None
+    backbone, _, head = source.partition("+")
+    return backbone, head

@@ -92,7 +92,9 @@ def _download(source: str, revision: str | None) -> tuple[Path, str | None]:
 
     try:
         folder = snapshot_download(
-            source, revision=revision, allow_patterns=["config.json", "*.safetensors", "tokenizer.json"]
+            source,
+            revision=revision,
+            allow_patterns=["config.json", "*.safetensors", "tokenizer.json", "calibration.json"],
         )
     except (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise UsageError(f"drafter {source}: neither a folder nor a repository of the hub") from error

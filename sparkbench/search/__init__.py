@@ -1,25 +1,77 @@
-"""Tree search over draft distributions: ranking, then one of the builders.
+"""Tree search over draft distributions.
+
+Where draft rows are independent, ranking comes first, then one of the builders; they are two calls so that a caller
+can time them apart:
 
     ranked = rank(logits, budget)
     tree = BUILDERS["level"](ranked, anchors, budget)
 
-Every builder returns the same tree: the `budget` best nodes by cumulative log-probability, in one order, ties
-included. They are two calls so that a caller can time them apart. Drafts whose rows depend on the parent's
-token are not covered yet; `assemble` is written for them too.
+Where a Markov head adds a bias that depends on the parent's token:
+
+    tree = CONDITIONAL_BUILDERS["level"](logits, head, anchors, SearchSpec(budget), context.stage)
+
+All builders, but for `beam`, return the same tree: the `budget` best nodes by cumulative log-probability, in one
+order, ties included.
 """
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Protocol
 
 from torch import Tensor
 
 from sparkbench.decoding.tree import DraftTree
+from sparkbench.search.beam import beam_tree, widths
+from sparkbench.search.candidates import MarkovHead, SearchSpec, Stage, quiet
+from sparkbench.search.conditional import fixed_tree
+from sparkbench.search.conditional import level_tree as conditional_level_tree
 from sparkbench.search.heap import heap_tree
+from sparkbench.search.host import heap_tree as conditional_heap_tree
+from sparkbench.search.host import reference_tree, table_tree
 from sparkbench.search.level import level_tree
 from sparkbench.search.ranking import Ranked, rank
 
 Builder = Callable[[Ranked, Tensor, int], DraftTree]
 
+
+class ConditionalBuilder(Protocol):
+    def __call__(
+        self,
+        logits: Tensor,
+        head: MarkovHead | None,
+        anchors: Tensor,
+        spec: SearchSpec,
+        stage: Stage = quiet,
+    ) -> DraftTree:
+        """Draft trees for logits [B, L, V] of any float type, `head` (None: no bias) and anchors [B] int64.
+
+        `stage` opens build/topk, build/bias, build/transfer and build/expand around what they cover.
+        """
+
+
 BUILDERS: Mapping[str, Builder] = MappingProxyType({"level": level_tree, "heap": heap_tree})
 
-__all__ = ["BUILDERS", "Builder", "Ranked", "heap_tree", "level_tree", "rank"]
+CONDITIONAL_BUILDERS: Mapping[str, ConditionalBuilder] = MappingProxyType(
+    {
+        "level": conditional_level_tree,
+        "reference": reference_tree,
+        "heap": conditional_heap_tree,
+        "table": table_tree,
+        "beam": beam_tree,
+    }
+)
+
+__all__ = [
+    "BUILDERS",
+    "CONDITIONAL_BUILDERS",
+    "Builder",
+    "ConditionalBuilder",
+    "MarkovHead",
+    "Ranked",
+    "SearchSpec",
+    "fixed_tree",
+    "heap_tree",
+    "level_tree",
+    "rank",
+    "widths",
+]

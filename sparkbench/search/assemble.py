@@ -1,19 +1,21 @@
-"""Selection and assembly: the two steps that every depth-by-depth search shares.
+"""Selection and assembly: what every depth-by-depth search shares.
 
 `select` keeps the best paths of one depth, `best_nodes` turns the kept paths of all depths into a
-`DraftTree`. Both know scores and positions only, so a search whose transitions depend on the parent (a Markov
-bias) uses them as they are.
+`DraftTree`. Both know scores and positions only, so searches whose transitions depend on the parent (a Markov
+bias) use them as they are.
 
 They fix the order of the nodes: score, then smaller depth, then earlier parent, then better rank. Candidates
 come in the order (parent, rank) with parents already ordered, levels come by depth, and every sort is stable;
 no more is needed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparkbench.decoding.tree import DraftTree
 
@@ -72,18 +74,46 @@ def best_nodes(levels: Levels, nodes: int) -> DraftTree:
 
     Scores do not rise along a path, so an ancestor never comes after its descendant and the tree is closed.
     """
+    order = levels.scores.sort(dim=1, descending=True, stable=True).indices
+    return _tree(levels, order[:, : 1 + nodes])
+
+
+def all_nodes(levels: Levels) -> DraftTree:
+    """The root and every path of `levels`, in their order; padding comes last."""
+    return _tree(levels, (levels.scores == -INF).sort(dim=1, stable=True).indices)
+
+
+def _tree(levels: Levels, order: Tensor) -> DraftTree:
+    """The paths at positions `order` [B, n], parents before children."""
     places = layout(levels.widths, levels.scores.device)
-    scores, order = levels.scores.sort(dim=1, descending=True, stable=True)
-    scores, order = scores[:, : 1 + nodes], order[:, : 1 + nodes]
+    scores = levels.scores.gather(1, order)
     valid = scores > -INF
     index = torch.zeros_like(levels.parents)  # position in the list -> index in the tree
-    index.scatter_(1, order, _iota(1 + nodes, order.device).expand_as(order))
+    index.scatter_(1, order, _iota(order.shape[1], order.device).expand_as(order))
     parents = index.gather(1, levels.parents.gather(1, order)).where(valid, -1)
     parents[:, 0] = -1
     tokens = levels.tokens.gather(1, order).where(valid, 0)
     depths = places.depths.take(order).where(valid, 0)
     deepest = int(depths.max()) if depths.is_cpu else len(levels.widths) - 1
     return DraftTree(tokens, parents, depths, valid, deepest, scores)
+
+
+def root_alone(anchors: Tensor) -> DraftTree:
+    """Trees without nodes for anchors [B], scores included."""
+    none = anchors.new_empty(len(anchors), 0)
+    return DraftTree.chain_of(anchors, none, none.double())
+
+
+def join(trees: Sequence[DraftTree], width: int) -> DraftTree:
+    """Trees of single rows as one batch, padded to `width`."""
+    fills = {"tokens": 0, "parents": -1, "depths": 0, "valid": False, "log_probs": -INF}
+
+    def rows(name: str) -> Tensor:
+        parts = [getattr(tree, name) for tree in trees]
+        return torch.cat([pad(part, (0, width - part.shape[1]), value=fills[name]) for part in parts])
+
+    tokens, parents, depths, valid, log_probs = map(rows, fills)
+    return DraftTree(tokens, parents, depths, valid, max(tree.max_depth for tree in trees), log_probs)
 
 
 @lru_cache(maxsize=64)

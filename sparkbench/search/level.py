@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.search.assemble import INF, Levels, best_nodes, layout, select
+from sparkbench.search.assemble import INF, Levels, best_nodes, layout, root_alone, select
 from sparkbench.search.ranking import Ranked, capacity
 
 
@@ -30,7 +30,7 @@ def level_tree(ranked: Ranked, anchors: Tensor, budget: int) -> DraftTree:
     nodes = capacity(depth, ranks, budget)
     log_probs = ranked.log_probs.double()
     if not nodes:
-        return DraftTree.chain_of(anchors, anchors.new_empty(batch, 0), log_probs.new_empty(batch, 0))
+        return root_alone(anchors)
     floor = None
     if anchors.is_cpu:
         floor, log_probs = _within_reach(log_probs, budget)

@@ -10,7 +10,8 @@ touched here alone. Two things make it more than a top-k:
   blocks of consecutive ids (best by maximum, then by id), so blocks are narrowed to smaller blocks, and these
   to entries.
 
-Nothing is read back to the host, but for one flag where that is free. The Markov bias is not applied here.
+Nothing is read back to the host, but for one flag where that is free. The Markov bias is not applied here;
+searches that add it use `finite` and `best_ids` on rows of their own.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ INF = float("inf")
 
 _SIZES = (64, 8, 1)  # entries of a block; each divides the one before
 _WORTHWHILE = 2  # ranking blocks pays when it drops half of them
+_SMALL = 2**14  # so few entries in all are ranked at once, on a CPU
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,17 +57,25 @@ def rank(logits: Tensor, k: int) -> Ranked:
     # Cleaning costs a pass over the vocabulary. On a CPU the normaliser tells for free whether it is needed;
     # elsewhere asking would stall the device, and the pass is cheap.
     if not rows.is_cpu or not normaliser.isfinite().all():
-        rows = rows.nan_to_num(nan=-INF, posinf=-INF, neginf=-INF)
+        rows = finite(rows)
         normaliser = rows.logsumexp(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    token_ids = _best_ids(rows, k)
+    token_ids = best_ids(rows, k)
     # At most 0 whatever the rounding: the search relies on scores that never rise along a path.
     log_probs = (rows.gather(1, token_ids) - normaliser).clamp_(max=0.0)
     return Ranked(log_probs.view(batch, depth, k), token_ids.view(batch, depth, k))
 
 
-def _best_ids(rows: Tensor, k: int) -> Tensor:
-    """[R, k] int64: ids of the k highest entries of rows [R, V], highest first, equal entries by id."""
+def finite(rows: Tensor) -> Tensor:
+    """`rows` with NaN and infinities replaced by -inf: only finite logits make nodes."""
+    return rows.nan_to_num(nan=-INF, posinf=-INF, neginf=-INF)
+
+
+def best_ids(rows: Tensor, k: int) -> Tensor:
+    """[R, k] int64: ids of the k <= V highest entries of rows [R, V] float32 without NaN, highest first, equal
+    entries by id."""
     count, vocab = rows.shape
+    if rows.is_cpu and rows.numel() <= _SMALL:
+        return _best(rows, _steps(vocab, 1, rows.device).expand(count, -1), k)
     # Padding has the highest ids, so it comes after every real entry and is never among k <= V.
     block = -(-vocab // _SIZES[0]) * _SIZES[0]
     if block > vocab:

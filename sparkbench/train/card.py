@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sparkbench.train.family import DRAFTERS, folder_name
 from sparkbench.train.recipe import Optimisation, Recipe
 
 WARNING = "A ranking of methods on these embedded models is no evidence for real ones."
@@ -13,7 +14,7 @@ _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
 def model_card(recipe: Recipe, facts: dict[str, dict[str, Any]], folder: Path, threads: int) -> str:
-    """Markdown. facts: by stage (embedded.STAGES); folder: where `target/` and `dflash/` lie."""
+    """Markdown. facts: by stage (embedded.STAGES); folder: where the models lie."""
     learnt = facts["figures"]["target"]
     megabytes = sum(file.stat().st_size for file in folder.glob("*/*.safetensors")) / 1e6
     wall, cpu = (sum(stage[key] for stage in facts.values()) / 60 for key in ("wall_s", "cpu_s"))
@@ -50,6 +51,12 @@ throughput over that of autoregressive decoding, in wall time of one sitting, wi
 counts outputs that are token by token those of autoregressive decoding.
 
 {_drafted(facts["figures"]["drafted"])}
+
+Confidences of the DSpark drafters: expected calibration error of "the first k drafts are accepted", before and
+after sequential temperature scaling, on rounds that the fit has not seen, temperature
+{recipe.calibration.temperature:g}.
+
+{_calibrated(facts["calibration"])}
 
 ## The recipe
 
@@ -95,8 +102,8 @@ def _data(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
 
 
 def _models(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
-    shape, draft = recipe.target, recipe.dflash
-    stages = facts["target"], facts["polish"], facts["dflash"]
+    shape = recipe.target
+    rows = f"{shape.rows_per_step} rows of {recipe.corpus.row_length} tokens"
 
     def size(part: Any) -> str:
         heads = f"{part.heads}/{part.kv_heads} heads of {part.head_dim}"
@@ -105,31 +112,63 @@ def _models(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
     def schedule(part: Optimisation) -> str:
         return f"{part.steps:,} steps, AdamW, peak rate {part.lr:g}, warm-up {part.warmup:.0%}, cosine"
 
-    layers = ", ".join(map(str, draft.target_layer_ids))
-    rows = f"{shape.rows_per_step} rows of {recipe.corpus.row_length} tokens"
-    return _table(
-        ("", "target, first training", "second training", "dflash"),
-        [
+    columns: list[tuple[str, ...]] = [
+        ("", "layout", "size", "sliding window", "parameters", "training", "a step", "loss by tenths", "wall", "CPU")
+    ]
+    for name, stage, part in (
+        ("target", facts["target"], shape.optimisation),
+        ("target, second training", facts["polish"], shape.polish),
+    ):
+        columns.append(
             (
-                "layout",
+                name,
                 "Qwen3, tied embeddings",
-                "",
-                f"z-lab, block {draft.block_size}, features of {layers}",
-            ),
-            ("size", size(shape), "", size(draft)),
-            ("sliding window", str(recipe.corpus.row_length), "", str(draft.max_length)),
-            ("parameters", f"{stages[0]['parameters']:,}", "", f"{stages[2]['parameters']:,}"),
+                size(shape),
+                str(recipe.corpus.row_length),
+                f"{stage['parameters']:,}",
+                schedule(part),
+                rows,
+                *_spent(stage),
+            )
+        )
+    for name in DRAFTERS:
+        draft, stage, before = getattr(recipe, name), facts[name], DRAFTERS[name]
+        layers = ", ".join(map(str, draft.target_layer_ids))
+        heads = f", {draft.markov_kind} Markov head of rank {draft.markov_rank}" if draft.markov_rank else ""
+        layout = (
+            f"{'DeepSpec' if draft.markov_rank else 'z-lab'}, block {draft.block_size}, features of {layers}{heads}"
+        )
+        start = f"begins with {folder_name(before)}; " if before else ""
+        columns.append(
             (
-                "training",
-                *map(schedule, (shape.optimisation, shape.polish)),
-                f"{schedule(draft.optimisation)}; then {schedule(draft.polish)}",
-            ),
-            ("a step", rows, rows, f"{draft.sequences_per_step} answers, {draft.anchors} blocks of each"),
-            ("loss by tenths", *(_curve(stage["losses"]) for stage in stages)),
-            ("wall time", *(f"{stage['wall_s']:.0f} s" for stage in stages)),
-            ("CPU time", *(f"{stage['cpu_s']:.0f} s" for stage in stages)),
-        ],
-    )
+                folder_name(name),
+                layout,
+                size(draft),
+                str(draft.max_length),
+                f"{stage['parameters']:,}",
+                start + "; then ".join(schedule(phase.optimisation) for phase in draft.phases),
+                f"{draft.sequences_per_step} answers, {draft.anchors} blocks of each",
+                *_spent(stage),
+            )
+        )
+    return _table(columns[0], columns[1:])
+
+
+def _spent(stage: dict[str, Any]) -> tuple[str, str, str]:
+    return _curve(stage["losses"]), f"{stage['wall_s']:.0f} s", f"{stage['cpu_s']:.0f} s"
+
+
+def _calibrated(facts: dict[str, Any]) -> str:
+    """Expected calibration error of the confidences by position, before and after, on rounds the fit has not seen."""
+    lines = []
+    for name, found in facts.items():
+        if isinstance(found, dict):
+            for when in ("ece_before", "ece_after"):
+                errors = [row[when] for row in found["judged"]]
+                mean = sum(errors) / len(errors)
+                shown = ", ".join(f"{error:.1%}" for error in errors)
+                lines.append((folder_name(name), when.removeprefix("ece_"), f"{mean:.1%}", shown))
+    return _table(("drafter", "", "mean", "by position"), lines)
 
 
 def _curve(losses: Sequence[float]) -> str:

@@ -4,8 +4,9 @@
     target     a Qwen3 model trained on plain text
     polish     its second training, on text that is partly varied; then rounded to bfloat16
     responses  the rounded target's own answers to the prompts
-    dflash     a drafter trained on the answers, rounded
-    figures    what both are worth on held-out documents and on the bundled prompts
+    dflash, dspark_b7, dspark_b16   drafters trained on the answers, rounded; the last begins with the one before it
+    calibration   temperatures for the confidences of the DSpark drafters
+    figures    what they are worth on held-out documents and on the bundled prompts
     export     everything into the package's layout, with a model card
 
 A finished stage is not made again; an interrupted one continues from its last checkpoint, and ends as if it
@@ -17,22 +18,22 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparkbench.errors import UsageError
+from sparkbench.scheduling import Calibration
+from sparkbench.train.family import DRAFTERS, STAGES, VARIANTS, folder_name
 from sparkbench.train.fit import Fit, Progress
 from sparkbench.train.recipe import Optimisation, Recipe, fingerprint
 from sparkbench.train.storage import load_json, save_json
 
-VARIANTS: tuple[tuple[str, int | None], ...] = (("dflash", None), ("ddtree", 16), ("ddtree", 64))
-STAGES = ("corpus", "target", "polish", "responses", "dflash", "figures")
-
 
 def train(work: Path, out: Path, *, threads: int, recipe: Recipe | None = None, progress: Progress = print) -> None:
-    """Make the family in `work`, and write `target/`, `dflash/` and the model card `README.md` into `out`.
+    """Make the family in `work`, and write target, drafters and the model card `README.md` into `out`.
 
     threads: CPU threads; two are about twice as fast as one.
     UsageError: `threads` below 1, or a stage in `work` belongs to another recipe.   RunError: a broken work
@@ -48,7 +49,7 @@ def train(work: Path, out: Path, *, threads: int, recipe: Recipe | None = None, 
     torch.set_num_threads(threads)
     recipe = recipe or Recipe()
     facts = _Stages(work, recipe, threads, progress).run()
-    for part in ("target", "dflash"):
+    for part in ("target", *map(folder_name, DRAFTERS)):
         _replace(work / part, out / part)
     (out / "README.md").write_text(model_card(recipe, facts, out, threads), encoding="utf-8")
     seconds = sum(stage["wall_s"] for stage in facts.values())
@@ -68,7 +69,8 @@ class _Stages:
             "target": self.target,
             "polish": self.polish,
             "responses": self.responses,
-            "dflash": self.dflash,
+            **{name: partial(self.drafter, name) for name in DRAFTERS},
+            "calibration": self.calibration,
             "figures": self.figures,
         }
         return {stage: self._once(stage, makers[stage]) for stage in STAGES}
@@ -80,7 +82,7 @@ class _Stages:
 
     def target(self) -> dict[str, Any]:
         model, result = self._trained("target", self.recipe.target.optimisation, "rows", None)
-        return _fit_facts(result, model)
+        return _fit_facts(result, model.parameters())
 
     def polish(self) -> dict[str, Any]:
         from sparkbench.train import target, tokenizer
@@ -89,7 +91,7 @@ class _Stages:
         model, result = self._trained("polish", self.recipe.target.polish, "polish-rows", start)
         words = tokenizer.load(self.work / "tokenizer")
         target.export(model, words, self.recipe.corpus.row_length, self.work / "target")
-        return _fit_facts(result, model)
+        return _fit_facts(result, model.parameters())
 
     def responses(self) -> dict[str, Any]:
         from sparkbench.train import responses
@@ -105,30 +107,57 @@ class _Stages:
             "answer_tokens": made.answer_tokens,
         }
 
-    def dflash(self) -> dict[str, Any]:
-        from sparkbench.train import dflash
+    def drafter(self, name: str) -> dict[str, Any]:
+        from sparkbench.train import block
         from sparkbench.train.responses import Responses
 
-        target, recipe = self._rounded_target(), self.recipe.dflash
-        config = dflash.checkpoint_config(recipe, target, target.tokenizer.mask_token_id)
+        target, recipe, before = self._rounded_target(), getattr(self.recipe, name), DRAFTERS[name]
+        config = block.checkpoint_config(recipe, target, target.tokenizer.mask_token_id)
         answers = Responses.load(self.work / "responses.safetensors")
-        state = self.work / "dflash-state.safetensors"
-        drafter, result = dflash.train(recipe, config, target, answers, self.recipe.seed, state, self.progress)
-        dflash.export(drafter, config, self.work / "dflash")
-        return _fit_facts(result, drafter)
+        start = None
+        if before is not None:
+            start = self.work / block.state_name(before, len(getattr(self.recipe, before).phases) - 1)
+        drafter, result = block.train(
+            recipe, config, target, answers, self.recipe.seed, self.work, name, self.progress, start=start
+        )
+        block.export(drafter, config, self.work / folder_name(name))
+        return _fit_facts(result, block.trainable(drafter).values())
+
+    def calibration(self) -> dict[str, Any]:
+        from sparkbench.chat import encode_chat
+        from sparkbench.drafters.block import CALIBRATION
+        from sparkbench.train.calibrate import calibrate
+        from sparkbench.train.text import documents
+
+        recipe, shape, target = self.recipe.calibration, self.recipe.corpus, self._rounded_target()
+        first = shape.documents + shape.prompt_documents + self.recipe.figures.held_out
+        prompts = [
+            encode_chat(target.tokenizer, [{"role": "user", "content": document.messages[0].content}])
+            for document in documents(self.recipe.seed, first, recipe.documents)
+        ]
+        facts = {}
+        for name in DRAFTERS:
+            drafter = self._loaded(name, target)
+            if drafter.confidence_head is not None:
+                found, facts[name] = calibrate(target, drafter, prompts, recipe, self.recipe.seed)
+                named = {"target": "embedded", "drafter": folder_name(name)}
+                Calibration(found.temperatures, dict(found.provenance) | named).save(
+                    self.work / folder_name(name) / CALIBRATION
+                )
+        return facts
 
     def figures(self) -> dict[str, Any]:
         import torch
 
-        from sparkbench import drafters
         from sparkbench.train import figures
 
         target = self._rounded_target()
         learnt = figures.target_figures(target, self.recipe)
         self.progress(f"figures: target {json.dumps(learnt)}")
         torch.set_num_threads(1)
-        drafter = drafters.load("dflash", str(self.work / "dflash"), target)
-        rows = figures.drafter_figures(target, drafter, VARIANTS, self.recipe.figures)
+        loaded = {name: self._loaded(name, target) for name in DRAFTERS}
+        arms = [(text, budget, loaded[name]) for name, text, budget in VARIANTS]
+        rows = figures.drafter_figures(target, arms, self.recipe.figures)
         torch.set_num_threads(self.threads)
         return {"target": learnt, "drafted": rows}
 
@@ -140,6 +169,12 @@ class _Stages:
         text = Rows.load(self.work / f"{rows}.safetensors")
         state = self.work / f"{stage}-state.safetensors"
         return target.train(self.recipe, optimisation, text, words, state, self.progress, start=start)
+
+    def _loaded(self, name: str, target: Any) -> Any:
+        from sparkbench import drafters
+
+        kind = "dspark" if getattr(self.recipe, name).markov_rank else "dflash"
+        return drafters.load(kind, str(self.work / folder_name(name)), target)
 
     def _rounded_target(self) -> Any:
         from sparkbench.decoding.target import Target
@@ -172,9 +207,8 @@ class _Stages:
         return facts
 
 
-def _fit_facts(result: Fit, model: Any) -> dict[str, Any]:
-    parameters = sum(weight.numel() for weight in model.parameters())
-    return {"parameters": parameters} | asdict(result)
+def _fit_facts(result: Fit, weights: Iterable[Any]) -> dict[str, Any]:
+    return {"parameters": sum(weight.numel() for weight in weights)} | asdict(result)
 
 
 def _replace(source: Path, destination: Path) -> None:

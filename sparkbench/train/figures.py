@@ -58,9 +58,9 @@ def target_figures(target: Target, recipe: Recipe) -> dict[str, float]:
 
 
 def drafter_figures(
-    target: Target, drafter: Any, variants: Sequence[tuple[str, int | None]], recipe: FigureRecipe
+    target: Target, arms: Sequence[tuple[str, int | None, Any]], recipe: FigureRecipe
 ) -> list[dict[str, Any]]:
-    """Decode the bundled prompts at temperature 0 with AR and with each (variant, budget) of one drafter.
+    """Decode the bundled prompts at temperature 0 with AR and with each (variant, budget, drafter).
 
     Second turns continue AR's answer to the first. A row for each data set and variant:
     rounds, tokens committed a round (pooled), decode seconds, and how many outputs equal AR's.
@@ -79,7 +79,7 @@ def drafter_figures(
                 answer = target.tokenizer.decode(references[-1].output_ids, skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": answer})
         rows.append(_row(dataset, "autoregressive", None, references, references))
-        for name, budget in variants:
+        for name, budget, drafter in arms:
             variant = Variant.parse(name)
             found = _decode(target, build(variant, drafter=drafter, budget=budget), prompts, recipe)
             rows.append(_row(dataset, variant.canonical, budget, found, references))

@@ -100,14 +100,27 @@ class ResponseRecipe:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of a drafter's training. decay: slot j = 0, 1, ... of a block weighs exp(-j / decay) in the loss."""
+
+    optimisation: Optimisation
+    decay: float
+
+
+def _phase(steps: int, lr: float, decay: float) -> Phase:
+    return Phase(Optimisation(steps=steps, lr=lr, weight_decay=0.01), decay)
+
+
+@dataclass(frozen=True)
 class DrafterRecipe:
     """Tokens and steps of drafter training, the same for every drafter of the family.
 
     sequences_per_step: responses a step.
     anchors:            blocks drawn from each, anew every time it is seen.
     max_length:         tokens of the longest sequence that is used, prompt and answer together.
-    decay:              slot j of a block weighs exp(-(j - 1) / decay) in the loss.
-    late_decay:         the same in the second training, which cares for the first slots: most drafts end there.
+    phases:             DFlash's later ones care for the first slots, since most drafts end there.
+    markov_rank:        0 makes a DFlash drafter; above 0 it is a DSpark drafter, with a confidence head.
+    ce_weight, l1_weight, confidence_weight: of the loss's terms (loss.py).
     """
 
     hidden_size: int = 256
@@ -123,12 +136,37 @@ class DrafterRecipe:
     sequences_per_step: int = 8
     anchors: int = 32
     max_length: int = 256
-    decay: float = 7.0
-    late_decay: float = 3.5
     precision: str = "bfloat16"
     compile: bool = True
-    optimisation: Optimisation = field(default_factory=lambda: Optimisation(steps=2000, lr=3e-3, weight_decay=0.01))
-    polish: Optimisation = field(default_factory=lambda: Optimisation(steps=1600, lr=2e-3, weight_decay=0.01))
+    phases: tuple[Phase, ...] = (_phase(2000, 3e-3, 7.0), _phase(1600, 2e-3, 3.5), _phase(1200, 1.5e-3, 3.5))
+    markov_rank: int = 0
+    markov_kind: str = "vanilla"
+    ce_weight: float = 1.0
+    l1_weight: float = 0.0
+    confidence_weight: float = 0.0
+
+
+def _dspark(block_size: int, *phases: Phase) -> DrafterRecipe:
+    """A DSpark drafter with the loss of the paper."""
+    return DrafterRecipe(
+        block_size=block_size, phases=phases, markov_rank=64, ce_weight=0.1, l1_weight=0.9, confidence_weight=1.0
+    )
+
+
+@dataclass(frozen=True)
+class CalibrationRecipe:
+    """Rounds on which a DSpark drafter's confidences are calibrated.
+
+    documents:   whose user turns are answered, of those behind the held-out ones.
+    temperature: of the target's draws; acceptance depends on it, so a calibration holds for one temperature.
+    judged:      share of the prompts that the fit does not see and is judged on.
+    """
+
+    documents: int = 600
+    temperature: float = 0.0
+    judged: float = 1 / 3
+    max_new_tokens: int = 128
+    batch: int = 16
 
 
 @dataclass(frozen=True)
@@ -145,13 +183,21 @@ class FigureRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The embedded family: seed of everything, and the stages."""
+    """The embedded family: seed of everything, and the stages.
+
+    dspark_b16 begins with the weights of dspark_b7; dflash takes as many steps as both together.
+    """
 
     seed: int = 0
     corpus: CorpusRecipe = field(default_factory=CorpusRecipe)
     target: TargetRecipe = field(default_factory=TargetRecipe)
     responses: ResponseRecipe = field(default_factory=ResponseRecipe)
     dflash: DrafterRecipe = field(default_factory=DrafterRecipe)
+    dspark_b7: DrafterRecipe = field(
+        default_factory=lambda: _dspark(7, _phase(2000, 3e-3, 4.0), _phase(1600, 2e-3, 4.0))
+    )
+    dspark_b16: DrafterRecipe = field(default_factory=lambda: _dspark(16, _phase(1200, 1.5e-3, 4.0)))
+    calibration: CalibrationRecipe = field(default_factory=CalibrationRecipe)
     figures: FigureRecipe = field(default_factory=FigureRecipe)
 
     def as_json(self) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""The DFlash drafter: a few transformer layers that fill a block of masks in one forward.
+"""The block drafter: a few transformer layers that fill a block of masks in one forward. DFlash and DSpark are this.
 
-Chen et al., arXiv 2602.06036. Context: the target's features of all committed positions, projected once and seen as
-keys and values by every layer. Block: the target's embeddings of [anchor, mask, mask, ...]; every slot sees the whole
-context and the whole block. The drafter has no causal mask, and by default no embedding and no head of its own.
+Chen et al., arXiv 2602.06036, and DSpark, arXiv 2607.05147. Context: the target's features of all committed positions,
+projected once and seen as keys and values by every layer. Block: embeddings of [anchor, mask, mask, ...]; every slot
+sees the whole context and the whole block; there is no causal mask. DSpark adds the heads of `heads.py`.
 
-The two published layouts are told apart in `dflash_config.py`; the weights have the same names in both. Training is
-`sparkbench.train.dflash`, from the same layers.
+The published layouts are told apart in `block_config.py`; the weights have the same names in all. Training is
+`sparkbench.train.block`, from the same layers.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,9 +20,13 @@ from sparkbench.decoding.cache import RowCache
 from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
+from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
-from sparkbench.drafters.dflash_config import DFlashConfig
+from sparkbench.drafters.heads import ConfidenceHead, MarkovHead
 from sparkbench.errors import UsageError
+from sparkbench.scheduling import Calibration
+
+CALIBRATION = "calibration.json"  # in a drafter's folder: temperatures for its confidences
 
 
 class RMSNorm(nn.Module):
@@ -39,7 +44,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Projections of one layer; the attention itself is called where keys and values are known."""
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         hidden, width, bias = config.hidden_size, config.head_dim, config.attention_bias
         self.q_proj = nn.Linear(hidden, config.heads * width, bias=bias)
@@ -53,7 +58,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """The gated feed-forward part of a layer."""
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
@@ -66,7 +71,7 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One draft layer, in the pieces that inference and training share."""
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
         self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
@@ -94,14 +99,15 @@ class Layer(nn.Module):
         return x.unflatten(-1, (-1, self.config.head_dim))
 
 
-class DFlashDrafter(nn.Module):
+class BlockDrafter(nn.Module):
     """The drafter's weights; parameter names are those of the published checkpoints."""
 
-    def __init__(self, config: DFlashConfig) -> None:
+    def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.config = config
         self.source = ""
         self.revision: str | None = None
+        self.calibration: Calibration | None = None
         features = len(config.target_layer_ids) * config.hidden_size
         self.fc = nn.Linear(features, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.eps)
@@ -110,6 +116,10 @@ class DFlashDrafter(nn.Module):
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        rank, hidden = config.markov_rank, config.hidden_size
+        self.markov_head = MarkovHead(config.markov_kind, config.vocab_size, rank, hidden) if rank else None
+        reads = config.confidence_rank
+        self.confidence_head = None if reads is None else ConfidenceHead(hidden, reads)
 
     @property
     def blocks(self) -> list[Layer]:
@@ -163,12 +173,27 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
 
 
-class DFlashSession:
-    """A drafter at work on one batch: its context cache follows what the target commits."""
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What one drafting forward gives: final hidden states [B, L, H], and logits [B, L, V] without any Markov bias."""
 
-    def __init__(self, drafter: DFlashDrafter, target: Target, batch: int, capacity: int) -> None:
+    hidden: Tensor
+    logits: Tensor
+
+
+class BlockSession:
+    """A drafter at work on one batch: its context cache follows what the target commits.
+
+    depth: drafted slots that are wanted, at most and by default the drafter's draft length.
+    """
+
+    def __init__(
+        self, drafter: BlockDrafter, target: Target, batch: int, capacity: int, depth: int | None = None
+    ) -> None:
         config = drafter.config
         self.drafter = drafter
+        first = config.first_slot
+        self._drafted = slice(first, config.block_size if depth is None else min(first + depth, config.block_size))
         self.target = target
         rows = capacity + config.block_size
         self.cache = RowCache(
@@ -182,8 +207,8 @@ class DFlashSession:
         masks = torch.full((1, config.block_size - 1), config.mask_token_id, device=target.device)
         self._mask_embeddings = drafter.embed(masks, target)
 
-    def draft(self, context: Context) -> Tensor:
-        """Take in the round's new features and run a block behind the anchors: logits [B, draft_length, V]."""
+    def draft(self, context: Context) -> Block:
+        """Take in the round's new features and run a block behind the anchors."""
         drafter, cache = self.drafter, self.cache
         assert context.features is not None
         width = context.features.shape[1]
@@ -201,8 +226,8 @@ class DFlashSession:
             queries, keys, values = layer.block_qkv(x, rope)
             keys, values = cache.write(index, keys, values)
             x = layer.attend(x, queries, keys, values, self._mask(drafter.config.windows[index]))
-        hidden = drafter.norm(x[:, drafter.config.first_slot :])
-        return drafter.head(hidden, self.target)
+        hidden = drafter.norm(x[:, self._drafted])
+        return Block(hidden, drafter.head(hidden, self.target))
 
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
@@ -228,12 +253,19 @@ class DFlashSession:
         return seen[:, None]
 
 
-def load(source: str, target: Target, revision: str | None = None) -> DFlashDrafter:
-    """Load a DFlash drafter in either layout, for `target`. UsageError: broken, or made for another target."""
+def load(source: str, target: Target, revision: str | None = None, *, markov: bool | None = None) -> BlockDrafter:
+    """Load a block drafter in any layout, for `target`. UsageError: broken, or made for another target.
+
+    markov: whether it must have a Markov head (True), must not (False), or either (None).
+    """
     checkpoint = Checkpoint.open(source, revision)
-    config = DFlashConfig.read(checkpoint)
+    config = BlockConfig.read(checkpoint)
+    if markov is False and config.markov_rank:
+        raise UsageError(f"drafter {source}: it has a Markov head, so it is a DSpark drafter")
+    if markov and not config.markov_rank:
+        raise UsageError(f"drafter {source}: it has no Markov head, so it is no DSpark drafter")
     _check_fit(config, checkpoint, target)
-    drafter = DFlashDrafter(config)
+    drafter = BlockDrafter(config)
     tensors = checkpoint.tensors()
     checkpoint.check_names(drafter.state_dict(), tensors)
     drafter.load_state_dict(tensors)
@@ -242,10 +274,12 @@ def load(source: str, target: Target, revision: str | None = None) -> DFlashDraf
     if config.own_embedding:
         _share_equal(drafter, target)
     drafter.source, drafter.revision = source, checkpoint.revision
+    if (checkpoint.folder / CALIBRATION).is_file():
+        drafter.calibration = Calibration.load(checkpoint.folder / CALIBRATION)
     return drafter
 
 
-def _check_fit(config: DFlashConfig, checkpoint: Checkpoint, target: Target) -> None:
+def _check_fit(config: BlockConfig, checkpoint: Checkpoint, target: Target) -> None:
     pairs = {
         "number of layers": (config.target_layers, target.num_layers),
         "hidden size": (config.hidden_size, target.hidden_size),

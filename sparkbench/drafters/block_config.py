@@ -1,9 +1,10 @@
-"""The shape of a DFlash drafter, read from either published layout.
+"""The shape of a block drafter (DFlash, DSpark), read from either published layout.
 
 - z-lab (`z-lab/Qwen3-4B-DFlash-b16`): `dflash_config` holds the mask id and the feature layers. The mask slots predict
   their own positions, so a block of 16 drafts 15 tokens. Embedding and head are the target's.
-- DeepSpec (`deepseek-ai/dflash_qwen3_4b_block7`): the same keys at the top of the config, `markov_rank` 0. Every slot
-  predicts the next position, so a block of 7 drafts 7 tokens. The checkpoint carries an embedding and a head.
+- DeepSpec (`deepseek-ai/dspark_qwen3_4b_block7`): the same keys at the top of the config. Every slot predicts the next
+  position, so a block of 7 drafts 7 tokens. The checkpoint carries an embedding and a head. With `markov_rank` above 0
+  it is a DSpark drafter, with 0 (`deepseek-ai/dflash_qwen3_4b_block7`) a DFlash drafter: the same class without heads.
 
 Which one it is follows from the checkpoint: the wrong convention runs without an error, shifted by one token.
 """
@@ -12,18 +13,21 @@ from dataclasses import dataclass
 
 from sparkbench.decoding.masks import FULL, SLIDING
 from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.drafters.heads import MARKOV_KINDS
 from sparkbench.errors import UsageError
 
 
 @dataclass(frozen=True)
-class DFlashConfig:
-    """Shape of a drafter, read from either layout.
+class BlockConfig:
+    """Shape of a drafter.
 
     block_size:    slots of a block, the anchor's included.
     first_slot:    first slot that predicts: 1 (z-lab, in place) or 0 (DeepSpec, the next position).
     target_layer_ids: target layers whose outputs are the context features; -1 means the embeddings.
     windows:       sliding window of each draft layer, None for full attention.
     own_embedding: the checkpoint carries an embedding and a head.
+    markov_rank:   0 without a Markov head; markov_kind is one of heads.MARKOV_KINDS.
+    confidence_rank: width of the Markov embedding that the confidence head reads, None without a confidence head.
     """
 
     hidden_size: int
@@ -43,21 +47,24 @@ class DFlashConfig:
     own_embedding: bool
     vocab_size: int
     target_layers: int
+    markov_rank: int = 0
+    markov_kind: str = "vanilla"
+    confidence_rank: int | None = None
 
     @property
     def draft_length(self) -> int:
         return self.block_size - self.first_slot
 
     @classmethod
-    def read(cls, checkpoint: Checkpoint) -> "DFlashConfig":
-        """UsageError: a key is missing, or the checkpoint is no DFlash drafter."""
+    def read(cls, checkpoint: Checkpoint) -> "BlockConfig":
+        """UsageError: a key is missing, or the checkpoint is no block drafter."""
         config, require = checkpoint.config, checkpoint.require
         z_lab = isinstance(config.get("dflash_config"), dict)
-        if not z_lab and config.get("markov_rank", 0):
-            raise UsageError(f"drafter {checkpoint.source}: it has a Markov head, so it is a DSpark drafter")
         if not z_lab and "mask_token_id" not in config:
             known = "dflash_config (z-lab) or mask_token_id and target_layer_ids (DeepSpec)"
-            raise UsageError(f"drafter {checkpoint.source}: not a DFlash checkpoint: config.json lacks {known}")
+            raise UsageError(f"drafter {checkpoint.source}: neither DFlash nor DSpark: config.json lacks {known}")
+        _check_architecture(checkpoint)
+        rank, kind, confidence_rank = (0, "vanilla", None) if z_lab else _heads(checkpoint)
         inner = config["dflash_config"] if z_lab else config
         layers, target_layers = require("num_hidden_layers"), require("num_target_layers")
         ids = inner.get("target_layer_ids") or (_default_layer_ids(layers, target_layers) if z_lab else None)
@@ -84,7 +91,36 @@ class DFlashConfig:
             own_embedding=not z_lab,
             vocab_size=require("vocab_size"),
             target_layers=target_layers,
+            markov_rank=rank,
+            markov_kind=kind,
+            confidence_rank=confidence_rank,
         )
+
+
+def _check_architecture(checkpoint: Checkpoint) -> None:
+    """UsageError: another family's drafter, whose keys look alike but whose forward differs."""
+    named = checkpoint.config.get("architectures") or []
+    foreign = [name for name in named if "Gemma" in str(name) or "Eagle" in str(name)]
+    if foreign:
+        raise UsageError(f"drafter {checkpoint.source}: architecture {foreign[0]} is not supported as a block drafter")
+    activation = checkpoint.config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UsageError(f"drafter {checkpoint.source}: hidden_act {activation!r} is not supported; supported: silu")
+
+
+def _heads(checkpoint: Checkpoint) -> tuple[int, str, int | None]:
+    """Markov rank and kind, and the width that the confidence head reads of the Markov embedding (None: no head)."""
+    rank = checkpoint.require("markov_rank") if "markov_rank" in checkpoint.config else 0
+    kind = checkpoint.config.get("markov_head_type", "vanilla") if rank else "vanilla"
+    if rank < 0 or kind not in MARKOV_KINDS:
+        known = ", ".join(MARKOV_KINDS)
+        raise UsageError(f"drafter {checkpoint.source}: Markov head {kind!r} of rank {rank}; known kinds: {known}")
+    if not checkpoint.config.get("enable_confidence_head", False):
+        return rank, kind, None
+    with_markov = checkpoint.require("confidence_head_with_markov", bool)
+    if with_markov and not rank:
+        raise UsageError(f"drafter {checkpoint.source}: its confidence head reads a Markov head that it lacks")
+    return rank, kind, rank if with_markov else 0
 
 
 def _windows(checkpoint: Checkpoint, layers: int) -> tuple[int | None, ...]:

@@ -1,0 +1,87 @@
+"""SparklingTree: the best tree of a DSpark drafter, whose Markov head makes a node depend on its parent's token.
+
+github.com/jwlaboratory/diffusion-sparked-tree. One forward of the drafter gives the base logits of every depth; the
+children of a node with token t at depth d follow softmax(base[d] + bias(t)). The tree holds the `budget` likeliest
+paths. Unlike DDTree's, whose depths are independent, its paths hang together.
+
+The exact tree over the whole vocabulary is the default. The published study cut the candidates to those among the 128
+best base logits of some depth (`candidates=128`) and the children of a node to 64 (`fanout=64`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sparkbench.decoding.method import Context
+from sparkbench.decoding.tree import DraftTree
+from sparkbench.drafters.heads import BlockHead
+from sparkbench.errors import UsageError
+from sparkbench.methods.ddtree import DDTree
+from sparkbench.registry import method
+from sparkbench.search import CONDITIONAL_BUILDERS, SearchSpec, widths
+
+
+@dataclass(frozen=True)
+class Options:
+    """drafter, depth: as for dspark.
+
+    candidates: best base logits of each depth that may be nodes; 0 is the whole vocabulary, which is exact.
+    fanout:     most children of a node; 0 is no cap.
+    builder:    how the tree is searched; all but beam give the same tree.
+    widths:     nodes of each depth for builder=beam: flat, flat_depth, geometric, inv_geometric or given ones.
+    shortlist:  whether the candidates of all depths are united; normalise: over what probabilities sum to 1.
+    curve:      as for dspark, for a budget that is found each round (`--budget auto`).
+    """
+
+    drafter: str = ""
+    depth: int = 0
+    candidates: int = 0
+    fanout: int = 0
+    builder: Literal["level", "reference", "heap", "table", "beam"] = "level"
+    widths: str = "flat"
+    shortlist: Literal["union", "depth"] = "union"
+    normalise: Literal["candidates", "full"] = "candidates"
+    budget: Literal["", "auto"] = ""
+    curve: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "candidates", "fanout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is not allowed: 0 or above")
+        if self.budget and self.builder == "beam":
+            raise ValueError("budget=auto and builder=beam exclude each other")
+        widths(self.widths, 64, 16)
+
+
+@method("sparklingtree")
+class SparklingTree(DDTree):
+    Options = Options
+    summary = "best-first tree over a DSpark drafter's Markov head (diffusion-sparked-tree)"
+    drafter_kind = "dspark"
+
+    def __init__(self, options: Any, drafter: Any, budget: int | None) -> None:
+        super().__init__(options, drafter, budget)
+        if drafter is not None and drafter.markov_head is not None and drafter.markov_head.kind == "rnn":
+            raise UsageError(f"drafter {drafter.source}: an rnn Markov head depends on whole paths and makes no tree")
+
+    @property
+    def depth(self) -> int | None:
+        return self.options.depth or None
+
+    def build(self, context: Context, budget: int) -> DraftTree:
+        options = self.options
+        with context.stage("draft"):
+            block = self.session.draft(context)
+        head = self.drafter.markov_head
+        beam = options.builder == "beam"
+        spec = SearchSpec(
+            budget=budget,
+            candidates=options.candidates,
+            fanout=options.fanout,
+            shortlist=options.shortlist,
+            normalise=options.normalise,
+            widths=widths(options.widths, budget, block.logits.shape[1]) if beam else (),
+        )
+        with context.stage("build"):
+            builder = CONDITIONAL_BUILDERS[options.builder]
+            bias = None if head is None else BlockHead(head, block.hidden)
+            return builder(block.logits, bias, context.anchors, spec, context.stage)

@@ -1,0 +1,22 @@
+"""What the embedded family consists of: its drafters, the stages that make it, and what its figures show."""
+
+from collections.abc import Mapping
+
+DRAFTERS: Mapping[str, str | None] = {"dflash": None, "dspark_b7": None, "dspark_b16": "dspark_b7"}  # and its start
+STAGES = ("corpus", "target", "polish", "responses", *DRAFTERS, "calibration", "figures")
+# Drafter, variant and budget of the figures.
+VARIANTS: tuple[tuple[str, str, int | None], ...] = (
+    ("dflash", "dflash", None),
+    ("dflash", "ddtree", 16),
+    ("dflash", "ddtree", 64),
+    ("dspark_b7", "dspark:drafter=dspark-b7", None),
+    ("dspark_b7", "sparklingtree:drafter=dspark-b7", 64),
+    ("dspark_b16", "dspark", None),
+    ("dspark_b16", "sparklingtree", 16),
+    ("dspark_b16", "sparklingtree", 64),
+)
+
+
+def folder_name(drafter: str) -> str:
+    """Folder of a drafter in the family."""
+    return drafter.replace("_", "-")

@@ -1,0 +1,34 @@
+"""What several tests look at: values within a tolerance, one forward of a target, and the context of one draft."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparkbench.decoding.method import Context
+from sparkbench.decoding.target import Target
+from sparkbench.decoding.timing import StageTimer
+from sparkbench.decoding.tree import DraftTree
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    """Equal to 1e-4, the tolerance of all golden values."""
+    torch.testing.assert_close(actual.float(), expected.float(), atol=1e-4, rtol=0)
+
+
+def whole_forward(target: Target, ids: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Logits and features at every position of ids [1, n], as a chain behind an empty cache."""
+    verifier = target.session(1, ids.shape[1], layers)
+    try:
+        verified = verifier.verify(verifier.pack(DraftTree.chain_of(ids[:, 0], ids[:, 1:])))
+    finally:
+        verifier.close()
+    assert verified.features is not None
+    return verified.logits, verified.features
+
+
+def context_of(target: Target, features: Tensor, counts: Sequence[int], anchors: Sequence[int]) -> Context:
+    """A round in which `counts` rows of `features` [B, n, F * H] are new."""
+    timer = StageTimer(target.device, recording=False)
+    lengths = torch.zeros(len(anchors), dtype=torch.int64)
+    return Context(target, torch.tensor(anchors), lengths, features, counts, 0.0, 0, timer)

@@ -1,0 +1,71 @@
+"""Random block drafters for the tiny Qwen3 of conftest, in both published layouts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sparkbench.drafters.block import BlockDrafter
+from sparkbench.drafters.block_config import BlockConfig
+from sparkbench.drafters.checkpoint import Checkpoint
+
+LAYOUTS = ("z-lab", "deepspec")
+FEATURES = 96  # width of the context features
+
+
+def config_of(layout: str, window: int | None = None) -> dict[str, Any]:
+    """A drafter's config, as published."""
+    own: dict[str, Any] = {"mask_token_id": 96, "target_layer_ids": [-1, 0, 2]}
+    config: dict[str, Any] = {
+        "block_size": 6,
+        "num_target_layers": 3,
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention" if window else "full_attention"],
+        "sliding_window": window,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 200,
+        "vocab_size": 97,
+        "attention_bias": layout == "z-lab",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    }
+    if layout == "z-lab":
+        return config | {"dflash_config": own}
+    return config | own | {"markov_rank": 0}
+
+
+def dspark_config(kind: str, *, confidence: str = "markov", rank: int = 4) -> dict[str, Any]:
+    """A DSpark drafter's config. confidence: what its head reads, `markov`, `hidden` or, without a head, `none`."""
+    return config_of("deepspec") | {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": rank,
+        "markov_head_type": kind,
+        "enable_confidence_head": confidence != "none",
+        "confidence_head_with_markov": confidence == "markov",
+    }
+
+
+def save_drafter(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    """A checkpoint with random weights, large enough that every part matters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    drafter = BlockDrafter(BlockConfig.read(Checkpoint.open(str(folder))))
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.randn(weight.shape, generator=generator) * 0.3 + ("norm" in name)
+        for name, weight in drafter.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def features_of(positions: int, seed: int = 0) -> Tensor:
+    """[1, positions, F * H]"""
+    return torch.randn(1, positions, FEATURES, generator=torch.Generator().manual_seed(seed))
