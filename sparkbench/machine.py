@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from sparkbench.host import available_memory
+
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyarrow")
 GPU_FIELDS = (
     "name",
@@ -117,3 +119,10 @@ def _output(*command: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Bytes that can be allocated on the device; of the host, without swapping; None where a system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory()

@@ -4,6 +4,7 @@
 Measuring is `measure.py`.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ CLEAN, PROFILE = "clean", "profile"
 TINY = 50_000_000  # parameters below which one CPU thread is fastest
 
 
-def _load_target(config: SweepConfig) -> Target:
+def load_target(config: SweepConfig) -> Target:
     source = catalog.resolve_target(config.target)
     target = Target.load(source, name=config.target, revision=config.revision, dtype=config.dtype, device=config.device)
     if target.tokenizer is None:
@@ -66,7 +67,7 @@ def equip(methods: Sequence[Any], target: Any, batch_sizes: Sequence[int]) -> No
 class Tools:
     """What loading and measuring call; tests put stand-ins here."""
 
-    load_target: Callable[[SweepConfig], Any] = _load_target
+    load_target: Callable[[SweepConfig], Any] = load_target
     load_drafter: Callable[[str, str, Any], Any] = drafters.load
     build: Callable[[Arm, object], Any] = _build
     equip: Callable[[Sequence[Any], Any, Sequence[int]], None] = equip
@@ -106,6 +107,11 @@ class Loaded:
             "machine": machine.describe(device),
             "versions": machine.versions(),
             "git_commit": machine.git_commit(),
+            "round_costs": {
+                arm.label: dataclasses.asdict(method.costs)
+                for arm, method in zip(self.arms, self.methods, strict=True)
+                if getattr(method, "costs", None) is not None
+            },
             "must_match": {
                 "target": self.target.name,
                 "target_revision": self.target.revision,
@@ -125,7 +131,7 @@ def load(plan: Plan, run: str, tools: Tools | None = None) -> Loaded:
     started = time.perf_counter()
     target = tools.load_target(plan.config)
     target_s = time.perf_counter() - started
-    _set_threads(plan.config, target)
+    set_threads(plan.config.threads, target)
     found: dict[str, Any] = {}
     seconds: dict[str, float] = {}
     methods = []
@@ -140,13 +146,10 @@ def load(plan: Plan, run: str, tools: Tools | None = None) -> Loaded:
     return Loaded(plan.config, run, plan.arms, tuple(methods), target, found, load_s, tools)
 
 
-def _set_threads(config: SweepConfig, target: Any) -> None:
-    threads = config.threads
-    if threads is None and target.device.type == "cpu" and _parameters(target.model) < TINY:
-        threads = 1
+def set_threads(threads: int | None, target: Any) -> None:
+    """CPU threads as asked for; by default one for a tiny target on a CPU, else torch's choice."""
+    if threads is None and target.device.type == "cpu":
+        tiny = sum(parameter.numel() for parameter in target.model.parameters()) < TINY
+        threads = 1 if tiny else None
     if threads is not None:
         torch.set_num_threads(threads)
-
-
-def _parameters(model: Any) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -25,6 +25,7 @@ __all__ = ["Arm", "Plan", "SweepConfig", "Unit", "default_out", "dry_run", "plan
 
 CHUNK = 8
 TEXT_DATASET = "prompt"
+FILES = ("curve", "calibration")  # options of methods that name files
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,14 @@ def plan(config: SweepConfig) -> Plan:
     sources = {"target": source_identity(catalog.resolve_target(config.target), config.revision)}
     arms = _arms(config)
     for arm in arms:
-        for part in drafters.split_source(arm.drafter or ""):
-            if part and part != drafters.NO_HEAD:
-                sources[f"drafter {part}"] = source_identity(part, None)
+        for source in drafters.split_source(arm.drafter or ""):
+            if source and source != drafters.NO_HEAD:
+                sources[f"drafter {source}"] = source_identity(source, None)
+        for option, text in registry.Variant.parse(arm.variant).options:
+            if option in FILES and text != "none":
+                if not Path(text).is_file():
+                    raise UsageError(f"method {arm.method}: {option}={text}: there is no such file")
+                sources[f"{option} {text}"] = source_identity(text, None)
     datasets, notes = _prompts(config)
     units = []
     for dataset, found in datasets.items():

@@ -15,28 +15,28 @@ Sizes, names, layers, thresholds and cases are all read from the folder. Its EAG
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from conftest import golden_folder
-from probes import close
-from safetensors.torch import load_file
+from probes import close, drafted_blocks
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparkbench import drafters, registry
 from sparkbench.decoding.accept import Acceptance
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
-from sparkbench.decoding.method import Context, Method
+from sparkbench.decoding.method import Method
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import Block, BlockDrafter, BlockSession
+from sparkbench.drafters.block import Block, BlockDrafter
+from sparkbench.drafters.block_config import BlockConfig
+from sparkbench.drafters.checkpoint import Checkpoint
 
 FOLDER = golden_folder("dspark")
 
@@ -96,26 +96,12 @@ class Models:
         return registry.build(registry.Variant.parse(variant), drafter=drafter)
 
 
-@contextmanager
-def drafted_blocks() -> Iterator[list[Block]]:
-    """The blocks that drafters make meanwhile, in order."""
-    blocks: list[Block] = []
-    draft = BlockSession.draft
-
-    def watched(session: BlockSession, context: Context) -> Block:
-        blocks.append(draft(session, context))
-        return blocks[-1]
-
-    with patch.object(BlockSession, "draft", watched):
-        yield blocks
-
-
 @dataclass(frozen=True, eq=False)
 class Seen:
     """One row of one round.
 
-    tokens, parents, depths: of the valid nodes, root first.      path: nodes of the accepted path, root first.
-    confidence: logits of the proposed slots, None without a confidence head.
+    tokens: of the nodes, root first.      path: nodes of the accepted path, root first.
+    confidence: logits of the proposed slots; None without any, or without a confidence head.
     """
 
     tokens: list[int]
@@ -231,6 +217,9 @@ def formula_features(positions: int, width: int) -> Tensor:
     return torch.sin(0.9 * t + 0.31 * c + 0.002 * t * c).float()[None]
 
 
+_WAVE = (r"([\d.]+)\*sin", r"[\d.]+\*sin\(([\d.]+)\*g", r"[\d.]+\*sin\([\d.]+\*g\+([\d.]+)\)")  # a*sin(b*g+c)
+
+
 @dataclass(frozen=True, eq=False)
 class LossInputs:
     """Inputs of the loss, read from their text in `loss_golden`."""
@@ -248,10 +237,7 @@ class LossInputs:
         g = torch.arange(blocks * slots * vocab, dtype=torch.float64)
 
         def wave(name: str) -> Tensor:
-            scale, slope, shift = (
-                float(part)
-                for part in _after(text, rf"{name}=(\S+\*sin\(\S+\))").replace("*g+", "*sin(")[:-1].split("*sin(")
-            )
+            scale, slope, shift = (float(_after(text, f"{name}={pattern}")) for pattern in _WAVE)
             return (scale * torch.sin(slope * g + shift)).float().view(blocks, slots, vocab)
 
         mask = re.sub(
@@ -278,17 +264,11 @@ def _after(text: str, pattern: str) -> str:
 
 def save_formula_drafter(folder: Path, config: Case) -> Path:
     """A checkpoint of `config` with the weights of the formula."""
-    from safetensors.torch import save_file
-
-    from sparkbench.drafters.block_config import BlockConfig
-    from sparkbench.drafters.checkpoint import Checkpoint
-
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     shapes = BlockDrafter(BlockConfig.read(Checkpoint.open(str(folder)))).state_dict()
-    save_file(
-        {name: formula_weight(name, weight.shape) for name, weight in shapes.items()}, folder / "model.safetensors"
-    )
+    weights = {name: formula_weight(name, weight.shape) for name, weight in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 
@@ -302,3 +282,19 @@ def formula_target(model: Case) -> Target:
     )  # fmt: skip
     config = Qwen3Config(**{key: model[key] for key in sizes}, eos_token_id=None)
     return Target.wrap(Qwen3ForCausalLM(config).float(), name="formula")
+
+
+# trees.json and tree_generate.json
+
+
+def tree_method(models: Models, case: Case, entry: Case, builder: str) -> Method:
+    """The method that grows the tree of `entry`: a budget, candidates of each depth, a normaliser.
+
+    case: names the drafter; one without a Markov head serves as DSpark drafter with `+none`.
+    """
+    head = "" if config_of(case["drafter"])["markov_rank"] else "none"
+    variant = registry.Variant.parse(
+        f"sparklingtree:shortlist=depth:candidates={entry['top_c'] or 0}"
+        f":normalise={entry['normalisation']}:builder={builder}"
+    )
+    return registry.build(variant, drafter=models.drafter(case["drafter"], head), budget=entry["budget"])

@@ -1,6 +1,8 @@
-"""What several tests look at: values within a tolerance, one forward of a target, and the context of one draft."""
+"""What several tests look at: values within a tolerance, one forward of a target, and drafts of a block drafter."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
+from sparkbench.drafters.block import Block, BlockSession
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -32,3 +35,17 @@ def context_of(target: Target, features: Tensor, counts: Sequence[int], anchors:
     timer = StageTimer(target.device, recording=False)
     lengths = torch.zeros(len(anchors), dtype=torch.int64)
     return Context(target, torch.tensor(anchors), lengths, features, counts, 0.0, 0, timer)
+
+
+@contextmanager
+def drafted_blocks() -> Iterator[list[Block]]:
+    """The blocks that drafters make meanwhile, in order."""
+    blocks: list[Block] = []
+    draft = BlockSession.draft
+
+    def watched(session: BlockSession, context: Context) -> Block:
+        blocks.append(draft(session, context))
+        return blocks[-1]
+
+    with patch.object(BlockSession, "draft", watched):
+        yield blocks

@@ -96,7 +96,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_help_names_what_there_is_and_nothing_else(invoke: Callable[..., Done]) -> None:
     done = invoke("--help")
     commands = [line.split()[0] for line in done.out.partition("Commands:")[2].splitlines() if line.strip()]
-    assert commands[: commands.index("Try")] == ["run", "list", "doctor", "trace", "train"]
+    assert commands[: commands.index("Try")] == ["run", "list", "doctor", "trace", "profile", "train"]
     assert "modal" not in invoke("run", "--help").out
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import golden_dspark as golden
 import pytest
 import torch
-from probes import close, context_of, whole_forward
+from probes import close, context_of, drafted_blocks, whole_forward
 from torch import Tensor
 
 from sparkbench import drafters, registry
@@ -15,6 +15,7 @@ from sparkbench.decoding.accept import match
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.drafters.block import Block, BlockDrafter, BlockSession
 from sparkbench.drafters.heads import MarkovHead
+from sparkbench.search import CONDITIONAL_BUILDERS
 from sparkbench.train.loss import BlockTargets, slot_weights, terms
 
 Case = dict[str, Any]
@@ -22,7 +23,9 @@ Case = dict[str, Any]
 BLOCKS = golden.document("cases/blocks")
 GENERATED = golden.document("cases/generate_dspark")["cases"]
 FORMULA = golden.document("formula")
+FORMULA_CASES = {name: rounds for name, rounds in FORMULA["cases"].items() if isinstance(rounds, list)}
 DRAFTERS = list(dict.fromkeys(case["drafter"] for case in BLOCKS["block_cases"]))
+MAIN = golden.document("cases/trees")["drafter"]  # the trained one, of the cases that name none
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +94,7 @@ def test_blocks(models: golden.Models, name: str) -> None:
         tree = DraftTree.chain_of(torch.tensor(anchor), drafts)
         drawn = verifier.verify(verifier.pack(tree)).logits.argmax(-1)
         verifier.close()
-        if "n_accepted" in case:
-            assert match(tree, drawn).accepted.tolist() == [case["n_accepted"]]
+        assert match(tree, drawn).accepted.tolist() == [case["n_accepted"]]
 
 
 def check_heads(drafter: BlockDrafter, block: Block, anchor: list[int], case: Case) -> Tensor:
@@ -136,18 +138,17 @@ def test_markov_heads(models: golden.Models, kind: str) -> None:
         close(state, after)
 
 
-@pytest.mark.parametrize("prompt", golden.PROMPTS)
+@pytest.mark.parametrize("prompt", dict.fromkeys(case["prompt_id"] for case in BLOCKS["confidence"]))
 def test_confidence(models: golden.Models, prompt: str) -> None:
-    """Several rounds of every prompt, each drafted from its whole prefix, with the first drafter that has the heads."""
+    """Several rounds of every prompt, each drafted from its whole prefix."""
     cases = [case for case in BLOCKS["confidence"] if case["prompt_id"] == prompt]
-    assert cases
-    drafter = models.drafter(next(name for name in DRAFTERS if golden.config_of(name)["enable_confidence_head"]))
+    drafter = models.drafter(MAIN)
     method: Any = registry.build(registry.Variant.parse("dspark"), drafter=drafter)
     for case in cases:
         method.begin(models.target, 1, case["start"])
         anchors = torch.tensor([case["anchor"]])
         features = features_of(models, drafter, case)
-        with golden.drafted_blocks() as blocks:
+        with drafted_blocks() as blocks:
             tree = method.propose(context_of(models.target, features, [case["start"]], [case["anchor"]]))
         assert tree.tokens[0].tolist() == [case["anchor"], *case["draft_tokens"]]
         confidence = method.confidence(blocks[0], anchors, tree.tokens[:, 1:])
@@ -184,16 +185,13 @@ def test_generation_as_one_batch(models: golden.Models, batch: list[Case]) -> No
 # Weights by formula
 
 
-@pytest.mark.parametrize("name", FORMULA["cases"])
+@pytest.mark.parametrize("name", FORMULA_CASES)
 def test_formula(tmp_path: Path, name: str) -> None:
     """Geometry of a published drafter in small: two rounds on one cache."""
-    model = FORMULA["model"]
-    target = golden.formula_target(model)
-    folder = golden.save_formula_drafter(tmp_path / name, golden.formula_config(model, name))
-    drafter = drafters.load(
-        "dspark" if golden.formula_config(model, name)["markov_rank"] else "dflash", str(folder), target
-    )
-    rounds = FORMULA["cases"][name]
+    rounds, config = FORMULA_CASES[name], golden.formula_config(FORMULA["model"], name)
+    target = golden.formula_target(FORMULA["model"])
+    folder = golden.save_formula_drafter(tmp_path / name, config)
+    drafter = drafters.load("dspark" if config["markov_rank"] else "dflash", str(folder), target)
     features = golden.formula_features(max(round_["start"] for round_ in rounds), drafter.fc.in_features)
     session = BlockSession(drafter, target, 1, features.shape[1])
     cached = 0
@@ -247,3 +245,88 @@ def test_loss() -> None:
         alone[tuple(place)] = 1.0
         rate = 1 - losses(alone)[1] / 2
         assert rate == pytest.approx(recorded["accept_rate"][place[0]][place[1]], abs=1e-4)
+
+
+# Trees
+
+TREES = golden.document("cases/trees")
+PREFIXES = [{"drafter": TREES["drafter"]} | entry for entry in TREES["prefixes"]]
+TREE_GENERATED = golden.document("cases/tree_generate")
+EXACT = [name for name in CONDITIONAL_BUILDERS if name != "beam"]
+
+
+def propose(models: golden.Models, case: Case, method: Any) -> tuple[DraftTree, Block]:
+    """The tree of a prefix, and the block it was made from."""
+    method.begin(models.target, 1, case["start"])
+    features = features_of(models, method.drafter, case)
+    with drafted_blocks() as blocks:
+        tree = method.propose(context_of(models.target, features, [case["start"]], [case["anchor"]]))
+    return tree, blocks[0]
+
+
+def target_logits(models: golden.Models, case: Case, tree: DraftTree) -> Tensor:
+    """[1, N, V] of a tree behind its prefix."""
+    verifier = models.target.session(1, case["start"] + tree.width)
+    try:
+        verifier.prefill([golden.prefix(case)])
+        return verifier.verify(verifier.pack(tree)).logits
+    finally:
+        verifier.close()
+
+
+@pytest.mark.parametrize("builder", EXACT)
+@pytest.mark.parametrize("case", PREFIXES, ids=lambda case: case["key"])
+def test_trees(models: golden.Models, case: Case, builder: str) -> None:
+    """Every tree in its order: tokens, depths, parents, scores; and the walk of the target through it."""
+    assert case["context_length"] == case["start"]
+    for entry in case["trees"]:
+        tree, _ = propose(models, case, golden.tree_method(models, case, entry, builder))
+        assert tree.tokens[0].tolist() == [case["anchor"], *entry["tokens"]]
+        assert tree.depths[0].tolist() == [0, *entry["depths"]]
+        assert tree.parents[0].tolist() == [-1, *(parent + 1 for parent in entry["parents"])]
+        assert tree.log_probs is not None
+        close(tree.log_probs[0, 1:], torch.tensor(entry["cum_logprob"]))
+        if builder == "level":  # the same tree needs one verification
+            accepted = match(tree, target_logits(models, case, tree).argmax(-1))
+            path = accepted.path[0, 1 : int(accepted.accepted) + 1]
+            assert path.tolist() == [node + 1 for node in entry["accepted_nodes"]]
+            assert accepted.bonus.tolist() == [entry["bonus"]]
+            walked = [*tree.tokens[0, path].tolist(), entry["bonus"]]
+            assert walked[: len(case["true_continuation"])] == case["true_continuation"][: len(walked)]
+
+
+@pytest.mark.parametrize("case", PREFIXES, ids=lambda case: case["key"])
+def test_tree_logits(models: golden.Models, case: Case) -> None:
+    """The block's logits without any bias, and the target's under tree attention."""
+    recorded = golden.tensors("cases/trees")
+    checked = 0
+    for key, logits in recorded.items():
+        if key.startswith(f"{case['key']}.") and key.endswith("_logits"):
+            full = key.endswith("_target_logits")
+            entry = {"budget": len(logits) - 1, "top_c": None, "normalisation": "full"}
+            tree, block = propose(models, case, golden.tree_method(models, case, entry, "level"))
+            close((target_logits(models, case, tree) if full else block.logits)[0], logits)
+            checked += 1
+    assert checked
+
+
+def tree_name(case: Case) -> str:
+    return f"{case['prompt_id']}-{case['budget']}-{case['top_c'] or 'all'}"
+
+
+@pytest.mark.parametrize("case", TREE_GENERATED["cases"], ids=tree_name)
+def test_tree_generation(models: golden.Models, case: Case) -> None:
+    method = golden.tree_method(models, {"drafter": TREE_GENERATED["drafter"]}, case, "level")
+    ((generation, rounds),) = golden.decode(models, method, [case])
+    assert list(generation.output_ids) == case["output_ids"]
+    assert len(rounds) == case["num_rounds"] == len(case["rounds"])
+    start = len(golden.prompt_ids(case))
+    for seen, recorded in zip(rounds, case["rounds"], strict=True):
+        assert start == recorded["start"]
+        assert seen.tokens[0] == recorded["anchor"]
+        assert [seen.tokens[node] for node in seen.path[1:]] == recorded["accepted"]
+        assert (seen.accepted, seen.bonus) == (recorded["n_accepted"], recorded["bonus"])
+        assert len(seen.tokens) == 1 + case["budget"]
+        start += recorded["acceptance_length"]
+    mean = (start - len(golden.prompt_ids(case))) / len(rounds)
+    assert mean == pytest.approx(case["mean_acceptance_length"], abs=1e-4)

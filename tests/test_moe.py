@@ -23,22 +23,23 @@ def moe_model(seed: int = 0) -> Any:
     """A random float32 Qwen3 mixture of experts whose first layer is dense."""
     from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
-    config = Qwen3MoeConfig(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        num_experts=EXPERTS,
-        num_experts_per_tok=ACTIVE,
-        moe_intermediate_size=24,
-        norm_topk_prob=True,
-        mlp_only_layers=[0],
-    )
+    shape: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": ACTIVE,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+    }
+    config = Qwen3MoeConfig(**shape)
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float()
 
@@ -68,7 +69,7 @@ def test_a_router_that_sees_the_whole_tree_is_refused(moe: Target) -> None:
 
     handles = [mixture.gate.register_forward_hook(shifted) for mixture in mixtures(moe)]
     try:
-        with pytest.raises(UsageError, match="target moe.*draft tree differently"):
+        with pytest.raises(UsageError, match=r"target moe.*draft tree differently"):
             moe.check_trees()
     finally:
         for handle in handles:

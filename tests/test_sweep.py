@@ -108,6 +108,34 @@ def test_toml(tmp_path: Path) -> None:
         SweepConfig.from_toml(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "sweeps").glob("*.toml")), ids=lambda p: p.stem)
+def test_sweeps_that_come_along_are_valid(path: Path) -> None:
+    config = SweepConfig(**SweepConfig.from_toml(path))
+    assert len(config.methods) > 2
+    assert f"--config sweeps/{path.name}" in path.read_text() or path.with_name("verify_length.py").is_file()
+
+
+def test_an_automatic_budget_is_an_option_of_the_variant(place: dict[str, Any]) -> None:
+    changes = {"methods": ("ddtree", "ddtree:budget=auto", "dflash"), "budgets": (16, "auto", "auto")}
+    planned = plan(SweepConfig(**place | changes))
+    labels = [arm.label for arm in planned.arms]
+    assert labels == ["autoregressive", "ddtree @16", "ddtree:budget=auto", "dflash"]
+    with pytest.raises(UsageError, match=r"budget 'some' is not allowed: .* or auto"):
+        SweepConfig(budgets=("some",))
+
+
+def test_files_of_options_are_part_of_the_fingerprint(place: dict[str, Any], tmp_path: Path) -> None:
+    curve = tmp_path / "curve.json"
+    changes = {"methods": (f"ddtree:budget=auto:curve={curve}",)}
+    with pytest.raises(UsageError, match=f"curve={curve}: there is no such file"):
+        plan(SweepConfig(**place | changes))
+    prints = set()
+    for text in ("1", "2", "1"):
+        curve.write_text(text)
+        prints.add(plan(SweepConfig(**place | changes)).units[0].fingerprint)
+    assert len(prints) == 2
+
+
 def test_units_hold_at_most_eight_prompts_or_one_batch(place: dict[str, Any]) -> None:
     planned = plan(SweepConfig(**place | {"batch_sizes": (1, 3, 16), "budgets": (16, 32)}))
     sizes = {size: [len(u.prompts) for u in planned.units if u.batch_size == size] for size in (1, 3, 16)}

@@ -21,6 +21,7 @@ import typer
 from sparkbench.cli.console import note, print_json, show, table
 from sparkbench.cli.options import Json
 from sparkbench.errors import SparkbenchError
+from sparkbench.host import available_memory, usable_cores
 
 TORCH_FROM = (2, 11)
 TRANSFORMERS_FROM, TRANSFORMERS_TO = (5, 17), (5, 24)
@@ -103,11 +104,6 @@ def cpu() -> Iterator[Check]:
         yield Check("OMP_WAIT_POLICY", "warn", policy or "not set", "set it to PASSIVE: spinning distorts CPU times")
 
 
-def usable_cores() -> int:
-    """CPU cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -130,15 +126,6 @@ def memory() -> Iterator[Check]:
         )
     else:
         yield Check("memory", "ok", f"{gigabytes(free)} free")
-
-
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping, where the system says."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
 
 
 def disk() -> Iterator[Check]:

@@ -26,6 +26,7 @@ BATCH_SIZES = (1,)
 REPEATS = 9
 BUDGET = 64  # of tree methods, whose drafting does not depend on it
 RESULTS = Path("results")
+NAMED = "qwen3-0.6b, -1.7b, -4b, -8b, -14b or -30b-a3b"
 Texts = list[str] | None
 
 
@@ -33,7 +34,7 @@ def command(
     target: Target = None,
     shape: Annotated[
         str | None,
-        typer.Option("--shape", metavar="NAME", help="Random weights of a named shape instead: qwen3-4b, ..."),
+        typer.Option("--shape", metavar="NAME", help=f"Random weights instead, in the shape of {NAMED}."),
     ] = None,
     layers: Annotated[
         int | None, typer.Option("--layers", metavar="N", help="Cut a shape to N layers. Default: all.")
@@ -109,27 +110,18 @@ def command(
 
 def load(config: "SweepConfig", shape: str | None, layers: int | None) -> "decoding.target.Target":
     """The target, with the threads set that it is measured with."""
-    import torch
 
-    from sparkbench import catalog, models
+    from sparkbench import models
     from sparkbench.decoding import target
     from sparkbench.profiling import shapes
 
     if shape is None:
-        source, known = catalog.resolve_target(config.target), config.target
-        loaded = target.Target.load(
-            source, name=known, revision=config.revision, dtype=config.dtype, device=config.device
-        )
+        loaded = models.load_target(config)
     else:
         figures, name = shapes.named(shape, layers)
         place = target.resolve_device(config.device)
         loaded = shapes.random_target(figures, name, target.resolve_dtype(config.dtype, place), place)
-    threads = config.threads
-    if threads is None and loaded.device.type == "cpu":
-        tiny = sum(weight.numel() for weight in loaded.model.parameters()) < models.TINY
-        threads = 1 if tiny else None
-    if threads is not None:
-        torch.set_num_threads(threads)
+    models.set_threads(config.threads, loaded)
     return loaded
 
 

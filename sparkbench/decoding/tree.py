@@ -77,9 +77,7 @@ class DraftTree:
         if nodes >= self.width - 1:
             return self
         cut = slice(nodes + 1)
-        tokens, parents, depths, valid = (
-            part[:, cut] for part in (self.tokens, self.parents, self.depths, self.valid)
-        )
+        tokens, parents, depths, valid = (part[:, cut] for part in (self.tokens, self.parents, self.depths, self.valid))
         deepest = min(self.max_depth, nodes)
         if depths.is_cpu:
             deepest = int(depths.max())

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from sparkbench import machine
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
 from sparkbench.decoding.target import Target
-from sparkbench.profiling.curve import StepCurve, StepCurves
-from sparkbench.profiling.measure import step_curve
+from sparkbench.profiling.curve import StepCurves
+from sparkbench.profiling.measure import gathered, step_curve
 
 NODES = (
     0,
@@ -60,17 +59,8 @@ def measure_curves(target: Target, batch_sizes: Sequence[int], max_nodes: int) -
     """The step curves of a target for some batch sizes, up to trees of `max_nodes`."""
     nodes = [count for count in NODES if count < max_nodes] + [max_nodes]
     context = min(CONTEXT, target.max_context - max_nodes - 1)
-    curves: list[StepCurve] = [
-        step_curve(target, rows, context, [rows * (1 + count) for count in nodes]) for rows in batch_sizes
-    ]
-    return StepCurves(
-        target=target.name,
-        revision=target.revision,
-        device=machine.device_name(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
-        versions=machine.versions(),
-        curves=tuple(curves),
+    return gathered(
+        target, [step_curve(target, rows, context, [rows * (1 + count) for count in nodes]) for rows in batch_sizes]
     )
 
 

@@ -7,12 +7,12 @@ shape instead of swapping.
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparkbench import machine
 from sparkbench.decoding import attention
 from sparkbench.decoding.layout import store_by_columns
 from sparkbench.decoding.target import Target
@@ -120,23 +120,12 @@ def random_target(shape: Shape, name: str, dtype: torch.dtype, device: torch.dev
 
 def require(what: str, needed: int, device: torch.device) -> None:
     """RunError where `needed` bytes exceed what is free on the device; where a system does not tell, nothing."""
-    free = free_bytes(device)
+    free = machine.free_bytes(device)
     if free is not None and needed > free:
         raise RunError(
             f"{what} needs {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free on {device}; "
             "take fewer layers, a smaller shape, context or batch size, or bfloat16"
         )
-
-
-def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can be allocated on the device; of the host, without swapping; None where a system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
 
 
 def _fill(weight: Tensor, deviation: float, draws: torch.Generator) -> None:

@@ -25,12 +25,12 @@ EMBEDDED = "embedded"
 REFERENCE = "autoregressive"
 ALL = "all data sets"
 SCENE = ("target", "temperature", "batch_size")
-COLUMNS = ("method", "budget", "tau", "speedup [95 %]", "tok/s", "TTFT ms", "same/tie/viol")
+COLUMNS = ("method", "budget", "tau", "speedup [95 %]", "tok/s", "TTFT", "same/tie/viol")
 GEOMEAN = "geomean"
 NUMERIC = frozenset(COLUMNS[1:]) | {GEOMEAN}
 LEGEND = (
     "speedup: decode tokens/s over AR's, ratio of sums, with a 95 % bootstrap over prompts;",
-    "tau: tokens a round, bonus included, pooled;",
+    "tau: tokens a round, bonus included, pooled; TTFT in ms;",
     "same/tie/viol: outputs identical to AR's, tie flips, violations.",
 )
 
@@ -56,10 +56,12 @@ class Summary:
         for dataset, target, temperature, batch_size in scenes:
             rows = [row for row in self.rows if _scene(row) == (dataset, target, temperature, batch_size)]
             prompts = max(row["prompts"] for row in rows)
+            marks = _marks(rows)
             settings = f"temperature {temperature:g}, batch size {batch_size}, {prompts} prompts"
             shown += [
                 Text(_printable(f"{dataset}: {_short(target)}, {settings}"), style="bold"),
-                _table(rows),
+                _table(rows, marks),
+                *(Text(_printable(f"{mark} {variant}")) for variant, mark in marks.items()),
                 Text(""),
             ]
         shown += [Text(line, style="dim") for line in LEGEND] if self.rows else []
@@ -155,7 +157,19 @@ def _groups(table: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[dict[str,
         yield key, table.filter(mask)
 
 
-def _table(rows: list[dict[str, Any]]) -> "RenderableType":
+def _marks(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """(a), (b), ... by variant, for those with options: their names are too long for a column."""
+    variants = dict.fromkeys(row["variant"] for row in rows if row["variant"] != row["method"])
+    return {variant: f"({_letters(number)})" for number, variant in enumerate(variants)}
+
+
+def _letters(number: int) -> str:
+    """0, 1, ... as a, b, ..., z, aa, ab, ..."""
+    rest, last = divmod(number, 26)
+    return (_letters(rest - 1) if rest else "") + chr(ord("a") + last)
+
+
+def _table(rows: list[dict[str, Any]], marks: dict[str, str]) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
@@ -165,13 +179,13 @@ def _table(rows: list[dict[str, Any]]) -> "RenderableType":
         table.add_column(name, justify="right" if name in NUMERIC else "left", overflow="fold", no_wrap=name in NUMERIC)
     for row in rows:
         cells = {
-            "method": _printable(row["variant"]),
+            "method": _printable(f"{row['method']} {marks.get(row['variant'], '')}".strip()),
             "budget": _number(row["budget"], "d"),
             "tau": _number(row["tau"], ".2f"),
             "speedup [95 %]": _number(row["speedup"], ".2f") + _brackets(row["speedup_interval"]),
             GEOMEAN: _number(row["speedup_geomean_over_datasets"], ".2f"),
             "tok/s": _number(row["tokens_per_s"], ".0f"),
-            "TTFT ms": _number(row["ttft_s"] and row["ttft_s"] * 1000, ".1f"),
+            "TTFT": _number(row["ttft_s"] and row["ttft_s"] * 1000, ".1f"),
             "same/tie/viol": _exactness(row),
         }
         table.add_row(*(Text(cells[name]) for name in columns))

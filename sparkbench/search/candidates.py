@@ -156,19 +156,19 @@ def space_of(
     trim:    whether a union, of a single row, has its exact size. Otherwise it has the greatest size there can be, and
              the host waits for nothing.
     """
-    logits = _clean(logits)
     w2 = None if head is None else head.w2
     batch, depth, vocab = logits.shape
     if not (0 < spec.candidates < vocab and depth):
-        return Space(logits, head, w2)
-    listed = best_ids(logits.reshape(batch * depth, vocab).float(), spec.candidates).view(batch, depth, -1)
+        return Space(_clean(logits), head, w2)
+    listed = _shortlist(logits.flatten(0, 1).float(), spec.candidates).unflatten(0, (batch, depth))
     if spec.shortlist == "union":
-        listed = listed.view(batch, 1, -1)
+        listed = listed.flatten(1)[:, None]
         if root:
             listed = torch.cat([listed, anchors[:, None, None]], dim=2)
     if spec.normalise == "full" or not gather:
         others = torch.ones(batch, listed.shape[1], vocab, dtype=torch.bool, device=logits.device)
         others.scatter_(2, listed, False)
+        logits = _clean(logits)
         if spec.normalise == "full":
             return Space(logits, head, w2, hidden=others)
         return Space(logits.masked_fill(others, -INF), head, w2)
@@ -178,10 +178,19 @@ def space_of(
         ids = ids[:, :, : int((ids < vocab).sum(2).max())]
     absent = ids == vocab
     ids = ids.clamp(max=vocab - 1)
-    gathered = logits.gather(2, ids.expand(-1, depth, -1)).masked_fill_(absent, -INF)
+    gathered = finite(logits.gather(2, ids.expand(-1, depth, -1))).masked_fill_(absent, -INF)
     if w2 is not None:
         w2 = w2.index_select(0, ids.flatten()).view(*ids.shape, w2.shape[1])
     return Space(gathered, head, w2, ids)
+
+
+def _shortlist(rows: Tensor, count: int) -> Tensor:
+    """[R, count] int64: the best of each row. On a CPU the first of them tells whether there was NaN or +inf."""
+    if rows.is_cpu:
+        best = best_ids(rows, count)
+        if (rows.gather(1, best[:, :1]) < INF).all():
+            return best
+    return best_ids(finite(rows), count)
 
 
 def _ascending(listed: Tensor, vocab: int) -> Tensor:

@@ -149,7 +149,7 @@ def _table(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Children:
                 logits, normaliser = space.distribution(depth, bias, part.shape[1])
                 slots = best_ids(logits[0], fanout)
                 steps = log_probs(logits[0].gather(1, slots), normaliser[0])
-                ranked[depth].append((steps, space.tokens(depth, slots.view(1, -1)).view(slots.shape)))
+                ranked[depth].append((steps, space.tokens(depth, slots.reshape(1, -1)).view(slots.shape)))
     with stage("build/transfer"):
         steps_of, tokens_of = ([torch.cat([part[i] for part in parts]).cpu() for parts in ranked] for i in (0, 1))
         places = [{token: place for place, token in enumerate(every.tolist())} for every in parents]

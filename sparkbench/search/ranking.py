@@ -71,8 +71,10 @@ def finite(rows: Tensor) -> Tensor:
 
 
 def best_ids(rows: Tensor, k: int) -> Tensor:
-    """[R, k] int64: ids of the k <= V highest entries of rows [R, V] float32 without NaN, highest first, equal
-    entries by id."""
+    """[R, k] int64: ids of the k <= V highest entries of rows [R, V] float32, highest first, equal entries by id.
+
+    If a row holds NaN or +inf, so does its first place; the others are then not reliable.
+    """
     count, vocab = rows.shape
     if rows.is_cpu and rows.numel() <= _SMALL:
         return _best(rows, _steps(vocab, 1, rows.device).expand(count, -1), k)
@@ -107,9 +109,11 @@ def _best(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def _keys(values: Tensor, ids: Tensor) -> Tensor:
-    """Distinct integers in the order of `values` [R, n] float32 (no NaN), equal values by ascending id below
-    2^32."""
-    bits = (values + 0.0).view(torch.int32)  # adding 0 makes -0.0 equal to 0.0
+    """Distinct integers in the order of `values` [R, n] float32, equal values by ascending id below 2^32; NaN
+    comes first, as it does in a top-k."""
+    bits = (
+        values.nan_to_num(nan=INF, posinf=INF, neginf=-INF).add(0.0).view(torch.int32)
+    )  # adding 0 makes -0.0 equal to 0.0
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # IEEE 754 bits, reordered to compare as integers
     return (bits.long() << 32) - ids
 

@@ -37,13 +37,15 @@ def fit(
     identity: str,
     progress: Progress,
     stop_after: int | None = None,
+    log_every: int = 50,
 ) -> Fit:
     """Train `weights` in place for `optimisation.steps` steps and return the curve.
 
-    loss_of:    step number -> loss, with gradients.
+    loss_of:    step number -> loss, with its graph; or without one, when the gradients are in the weights already.
     checkpoint: state file; when it exists, training continues from it.
     identity:   fingerprint of what is trained. RunError: the checkpoint has another one, or the loss is not
     finite. stop_after: stop early at this step, with a checkpoint, as an interruption would.
+    log_every:  steps between lines of progress, which give the mean loss since the last one.
     """
     optimizer = _optimizer(weights, optimisation)
     losses: list[float] = []
@@ -61,7 +63,8 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = optimisation.lr_at(step)
         loss = loss_of(step)
-        loss.backward()
+        if loss.requires_grad:
+            loss.backward()
         torch.nn.utils.clip_grad_norm_(weights.values(), optimisation.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -69,9 +72,9 @@ def fit(
         if not losses[-1] < float("inf"):
             raise RunError(f"{checkpoint.stem}: the loss of step {step} is {losses[-1]}")
         done = step + 1
-        if done % 50 == 0 or done == end:
+        if done % log_every == 0 or done == end:
             wall, cpu = spent()
-            mean = sum(losses[-50:]) / len(losses[-50:])
+            mean = sum(losses[-log_every:]) / len(losses[-log_every:])
             place = f"{checkpoint.stem}: step {done}/{optimisation.steps}"
             progress(f"{place} loss {mean:.4f} wall {wall:.0f} s cpu {cpu:.0f} s")
         if done % optimisation.save_every == 0 or done == end:
@@ -161,8 +164,8 @@ def _restore(
     for name, weight in weights.items():
         weight.copy_(tensors[f"weight/{name}"])
         optimizer.state[weight] = {
-            "step": torch.tensor(float(len(facts["losses"]))),
-            "exp_avg": tensors[f"mean/{name}"],
-            "exp_avg_sq": tensors[f"square/{name}"],
+            "step": torch.tensor(float(len(facts["losses"])), device=weight.device),
+            "exp_avg": tensors[f"mean/{name}"].to(weight.device),
+            "exp_avg_sq": tensors[f"square/{name}"].to(weight.device),
         }
     return facts["losses"], facts["wall_s"], facts["cpu_s"]

@@ -138,7 +138,7 @@ class DrafterRecipe:
     max_length: int = 256
     precision: str = "bfloat16"
     compile: bool = True
-    phases: tuple[Phase, ...] = (_phase(2000, 3e-3, 7.0), _phase(1600, 2e-3, 3.5), _phase(1200, 1.5e-3, 3.5))
+    phases: tuple[Phase, ...] = (_phase(2000, 3e-3, 7.0), _phase(1600, 2e-3, 3.5), _phase(800, 1.5e-3, 3.5))
     markov_rank: int = 0
     markov_kind: str = "vanilla"
     ce_weight: float = 1.0
@@ -196,7 +196,7 @@ class Recipe:
     dspark_b7: DrafterRecipe = field(
         default_factory=lambda: _dspark(7, _phase(2000, 3e-3, 4.0), _phase(1600, 2e-3, 4.0))
     )
-    dspark_b16: DrafterRecipe = field(default_factory=lambda: _dspark(16, _phase(1200, 1.5e-3, 4.0)))
+    dspark_b16: DrafterRecipe = field(default_factory=lambda: _dspark(16, _phase(800, 1.5e-3, 4.0)))
     calibration: CalibrationRecipe = field(default_factory=CalibrationRecipe)
     figures: FigureRecipe = field(default_factory=FigureRecipe)
 
