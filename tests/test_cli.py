@@ -487,3 +487,21 @@ def test_train_embedded_passes_folders_and_threads_on(
     assert "the family is in embedded" in invoke("train", "embedded", "--work", "b").out
     assert calls[0] == (Path("a/family-work"), Path("a/family"), 3)
     assert calls[1][:2] == (Path("b"), Path("embedded"))
+
+
+def test_train_calibration_fits_and_judges_apart(invoke: Callable[..., Done], tmp_path: Path) -> None:
+    out = tmp_path / "calibration.json"
+    options = ("--drafter", "dspark-b7", "--max-new-tokens", "32", "--dtype", "float32", "--out", str(out))
+    few = invoke("train", "calibration", *options, "--limit", "1")
+    assert few.code == 2
+    assert "rounds to fit on are too few" in few.err
+    assert not out.exists()
+    document = invoke("train", "calibration", *options, "--limit", "5", "--json").document
+    assert document["temperatures"] == json.loads(out.read_text())["temperatures"]
+    assert len(document["temperatures"]) == 7
+    assert document["rounds_fitted"] > document["rounds_judged"] >= 50
+    shown = invoke("train", "calibration", *options, "--limit", "5").out
+    assert shown.count("%") == 2 * 7
+    headless = invoke("train", "calibration", "--drafter", "dspark-b7+none", "--out", str(out))
+    assert headless.code == 2
+    assert "no confidence head" in headless.err

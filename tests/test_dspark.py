@@ -27,7 +27,7 @@ from sparkbench.errors import SparkbenchError, UsageError
 from sparkbench.models import equip
 from sparkbench.profiling.costs import RoundCosts
 from sparkbench.profiling.curve import StepCurve, StepCurves
-from sparkbench.scheduling import Calibration, admit
+from sparkbench.scheduling import Calibration, admit, admit_capacity, capacity
 
 VOCAB, RANK, HIDDEN = 97, 4, 32
 
@@ -234,6 +234,30 @@ def test_equal_copies_are_shared(target: Target, tmp_path: Path, copied: tuple[s
         assert torch.equal(own, weights[f"{name}.weight"])
 
 
+@pytest.mark.parametrize("builder", ["level", "reference", "heap", "table"])
+@pytest.mark.parametrize(("candidates", "fanout"), [(0, 0), (0, 2), (3, 0), (3, 2)])
+def test_tree_options(target: Target, dspark: BlockDrafter, builder: str, candidates: int, fanout: int) -> None:
+    """Which tokens may be nodes, and how many children a node has."""
+    variant = f"sparklingtree:builder={builder}:candidates={candidates}:fanout={fanout}"
+    method = registry.build(registry.Variant.parse(variant), drafter=dspark, budget=24)
+    tree, block = proposal(method, target)
+    children = [max(row.count(parent) for parent in row) for row in tree.parents.tolist()]
+    assert max(children) == fanout if fanout else max(children) > 2
+    outside = 0
+    for row, tokens in enumerate(tree.tokens.tolist()):
+        listed = set(block.logits[row].topk(3).indices.flatten().tolist())
+        outside += len(set(tokens) - listed - {row + 1})
+    assert (outside == 0) == (candidates == 3)
+    assert nodes_of(tree) == [24] * 8
+
+
+def test_beam_widths(target: Target, dspark: BlockDrafter) -> None:
+    method = registry.build(registry.Variant.parse("sparklingtree:builder=beam:widths=5/3/1"), drafter=dspark, budget=9)
+    tree, _ = proposal(method, target)
+    for row in tree.depths:
+        assert row.bincount().tolist() == [1, 5, 3, 1]
+
+
 # Lengths
 
 
@@ -345,6 +369,33 @@ def test_costs_decide_lengths(target: Target, dspark: BlockDrafter, verify: str)
             assert {record.nodes for record in rounds[settled:]} == {kept}
 
 
+def test_delayed_lengths_when_rows_leave(target: Target, dspark: BlockDrafter) -> None:
+    """The capacity of a round is that of the rows still there, by their confidences of two rounds before."""
+    method: Any = registry.build(registry.Variant.parse("dspark:verify-length=delayed"), drafter=dspark)
+    curves = curves_of(lambda tokens: 1 + 0.1 * tokens)
+    method.costs = RoundCosts(curves)
+    method.begin(target, 8, 40)
+    rows, past = list(range(8)), []
+    for number, kept in enumerate((8, 5, 2, 2)):
+        if kept < len(rows):
+            method.keep(range(1, kept + 1))
+            rows = rows[1 : kept + 1]
+        features = torch.cat([features_of(5, 10 * number + row) for row in rows])
+        with torch.inference_mode(), drafted_blocks() as blocks:
+            tree = method.propose(context_of(target, features, [5] * kept, [row + 1 for row in rows]))
+        # The chain is greedy, so its tokens are those of the biased logits, which the method leaves in the block.
+        whole = blocks[0].logits.argmax(-1)
+        confidences = method.confidence(blocks[0], tree.tokens[:, 0], whole).sigmoid().double()
+        survival = dict(zip(rows, confidences.cumprod(1).tolist(), strict=True))
+        past.append(survival)
+        expected = [6] * kept
+        if number >= 2:
+            most = capacity([past[number - 2][row] for row in rows], curves.at(kept, 0).seconds)
+            assert 0 < most < 6 * kept
+            expected = admit_capacity(list(survival.values()), most)
+        assert nodes_of(tree) == expected
+
+
 # Refusals
 
 
@@ -440,6 +491,7 @@ def test_folder_with_a_plus(target: Target, tmp_path: Path) -> None:
         ("sparklingtree:budget=12", "option budget=12 is not allowed"),
         ("sparklingtree:shortlist=all", "union, depth"),
         ("sparklingtree:normalise=none", "candidates, full"),
+        ("sparklingtree:builder=beam:widths=steep", "widths must be"),
         ("ddtree:budget=some", "option budget=some is not allowed"),
     ],
 )
@@ -546,16 +598,19 @@ def test_output_is_that_of_plain_decoding(
 ) -> None:
     """At both temperatures, alone and as a batch whose rows differ in length and stop at different times."""
     method = exact_method(models, variant, drafter, head)
-    drafted, accepted = set(), 0
+    drafted, deepest, accepted = set(), 0, 0
     for temperature in (0.0, 1.0):
         prompts, outputs, stops = truths(temperature)
         for rows in ([0], [0, 1, 2, 3]):
             requests = [requests_of(prompts)[row] for row in rows]
             found = run(models.target, method, requests, LIMIT, sampling=Sampling(temperature), stops=stops)
             assert [generation.output_ids for generation in found] == [outputs[row] for row in rows]
-            drafted |= {record.nodes for generation in found for record in generation.rounds}
-            accepted += sum(record.accepted for generation in found for record in generation.rounds)
+            records = [record for generation in found for record in generation.rounds]
+            drafted |= {record.nodes for record in records}
+            deepest = max(deepest, *(record.max_depth for record in records))
+            accepted += sum(record.accepted for record in records)
     assert (len(drafted) > 1) == (variant in SHORTENED)
+    assert variant in SHORTENED or (deepest == 3) == ("depth=3" in variant)
     assert accepted or drafter != MAIN
 
 

@@ -67,6 +67,53 @@ def test_exact_and_worth_comparing_on_the_bundled_prompts(tmp_path: Path) -> Non
         assert tau("ddtree", 64, dataset) > tau("dflash", None, dataset), dataset
 
 
+SPARK = (
+    "dspark",
+    "dspark:drafter=dspark-b7",
+    "dspark:drafter=dflash+dspark-b16",
+    "dspark:confidence-threshold=0.6",
+    "dspark:verify-length=scheduled",
+    "dspark:verify-length=delayed",
+    "sparklingtree",
+    "sparklingtree:drafter=dspark-b7+none",
+    "sparklingtree:candidates=16:fanout=8",
+    "sparklingtree:builder=heap:candidates=128",
+    "sparklingtree:builder=beam",
+    "sparklingtree:budget=auto",
+    "ddtree:budget=auto",
+)
+
+
+def test_spark_exact_on_a_few_prompts(tmp_path: Path) -> None:
+    settings = {"methods": SPARK, "datasets": ("humaneval", "mt-bench"), "limit": 2, "max_new_tokens": 24}
+    assert_identical(samples_of(tmp_path / "run", temperatures=(0.0, 1.0), batch_sizes=(2,), budgets=(24,), **settings))
+
+
+@pytest.mark.slow
+def test_spark_exact_on_the_bundled_prompts(tmp_path: Path) -> None:
+    settings = {"methods": SPARK, "limit": 8, "max_new_tokens": 48}
+    assert_identical(
+        samples_of(tmp_path / "run", temperatures=(0.0, 1.0), batch_sizes=(1, 4), budgets=(64,), **settings)
+    )
+
+
+@pytest.mark.slow
+def test_a_tree_accepts_more_than_its_chain(tmp_path: Path) -> None:
+    """SparklingTree's 64 nodes hold more than DSpark's chain, pooled over the six sets, for both blocks."""
+    variants = [
+        f"{method}:drafter={name}" for method in ("dspark", "sparklingtree") for name in ("dspark-b7", "dspark-b16")
+    ]
+    table = samples_of(tmp_path / "run", methods=variants, budgets=(64,))
+    assert_identical(table)
+
+    def tau(variant: str) -> float:
+        rows = table.filter(pc.equal(table["variant"], variant))
+        return pc.sum(rows["committed_sum"]).as_py() / pc.sum(rows["rounds"]).as_py()
+
+    for block in ("dspark-b7", "dspark-b16"):
+        assert tau(f"sparklingtree:drafter={block}") > tau(f"dspark:drafter={block}") > 2.5
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real prompts are not at {SHARED}")
 def test_exact_on_real_prompts(tmp_path: Path) -> None:

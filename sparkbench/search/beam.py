@@ -52,19 +52,27 @@ def widths(schedule: str, budget: int, depth: int, min_width: int = 2, decay: fl
     name, dash, text = schedule.partition("-")
     try:
         if name == "flat":
-            least = int(text) if dash else min_width
+            least = _positive(int(text) if dash else min_width)
             return _flat(budget, budget // least, depth)
         if name == "flat_depth":
-            return _flat(budget, int(text), depth)
+            return _flat(budget, _positive(int(text)), depth)
         if name in ("geometric", "inv_geometric"):
             falling = _geometric(budget, depth, float(text) if dash else decay)
             return falling if name == "geometric" else falling[::-1]
-    except (ValueError, ZeroDivisionError):
+    except ValueError:
         pass
     raise UsageError(f"widths must be {SCHEDULES}, not {schedule!r}")
 
 
+def _positive(number: int) -> int:
+    if number < 1:
+        raise ValueError(number)
+    return number
+
+
 def _flat(budget: int, levels: int, depth: int) -> tuple[int, ...]:
+    if not budget or not depth:
+        return ()
     each, extra = divmod(budget, levels := max(1, min(levels, depth, budget)))
     return tuple(each + (level < extra) for level in range(levels))
 

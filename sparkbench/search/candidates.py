@@ -116,10 +116,10 @@ class Space:
     def distribution(self, depth: int, bias: Tensor | None, parents: int) -> tuple[Tensor, Tensor]:
         """Logits [B, P, U] of the children of P parents and their normaliser [B, P, 1], both float32."""
         row = self.logits[:, depth, None].float()
-        scored = row.expand(-1, parents, -1).contiguous() if bias is None else row + bias
+        scored = row.expand(-1, parents, -1) if bias is None else row + bias
         normaliser = scored.logsumexp(-1, keepdim=True).clamp_(min=LOWEST)
         if self.hidden is not None:
-            scored.masked_fill_(_of_depth(self.hidden, depth)[:, None], -INF)
+            scored = scored.masked_fill(_of_depth(self.hidden, depth)[:, None], -INF)
         return scored, normaliser
 
     def tokens(self, depth: int, slots: Tensor) -> Tensor:

@@ -10,9 +10,11 @@ that was too few.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparkbench.decoding.tree import DraftTree
@@ -29,6 +31,9 @@ from sparkbench.search.candidates import (
     space_of,
 )
 from sparkbench.search.ranking import INF, best_ids, capacity
+
+Floats = NDArray[np.floating[Any]]
+Ints = NDArray[np.int64]
 
 _GROUP = 32  # parents expanded at once: bounds the memory, too
 _ROUNDING = 1e-6  # relative; more than the rounding of a difference of two float32 numbers
@@ -69,7 +74,7 @@ def fixed_tree(
     """The same tree with shapes that do not depend on the data, and nothing read back to the host.
 
     parents: paths of a depth that are expanded; 0: the budget, which always suffices. The flag [B] bool is True where
-    a path among the best found so far was not expanded, so that the tree may miss nodes.
+    a path that was not expanded scores as much as the last node, so that the tree may miss nodes.
     """
     nodes = _nodes(logits, spec)
     if not nodes:
@@ -77,23 +82,28 @@ def fixed_tree(
     with stage("build/topk"):
         space = space_of(logits, head, anchors, spec)
     widths = [spec.budget] * space.depth
-    levels, overflow = fixed_levels(space, anchors, widths, spec.fan_out(space.size), stage, parents)
+    levels, left = fixed_levels(space, anchors, widths, spec.fan_out(space.size), stage, parents)
     with stage("build/expand"):
-        return best_nodes(levels, nodes), overflow
+        tree = best_nodes(levels, nodes)
+        assert tree.log_probs is not None
+        return tree, (left >= tree.log_probs[:, -1]) & (left > -INF)
 
 
 def fixed_levels(
     space: Space, anchors: Tensor, widths: Sequence[int], fanout: int, stage: Stage, parents: int = 0
 ) -> tuple[Levels, Tensor]:
-    """The widths[d] best paths of depth d + 1 among the `fanout` best children of each path kept above.
+    """The widths[d] best paths of depth d + 1 among the `fanout` best children of each path that is expanded above.
 
-    `parents`, if not 0, bounds how many paths of a depth are expanded; the flag [B] is that of `fixed_tree`, for a
-    budget of widths[0] nodes.
+    `parents`, if not 0, bounds how many of a depth are. The second result [B] is the best score of those that were not,
+    -inf if there are none.
     """
     scores, tokens = anchors.new_zeros(len(anchors), 1, dtype=torch.float64), anchors[:, None]
     kept, drafted, chosen = [scores], [tokens], [torch.zeros_like(tokens)]
-    overflow = torch.zeros_like(anchors, dtype=torch.bool)
+    left = torch.full_like(scores[:, 0], -INF)
     for depth, width in enumerate(widths):
+        if 0 < parents < scores.shape[1]:
+            left = torch.maximum(left, scores[:, parents])
+            scores, tokens = scores[:, :parents], tokens[:, :parents]
         with stage("build/bias"):
             bias = space.bias(depth, space.latents(depth, tokens))
         with stage("build/expand"):
@@ -106,15 +116,9 @@ def fixed_levels(
             kept.append(scores)
             drafted.append(tokens)
             chosen.append(columns // children)
-            if 0 < parents < scores.shape[1]:
-                found = torch.cat(kept[1:], dim=1)
-                floor = found.topk(widths[0]).values[:, -1] if found.shape[1] >= widths[0] else -INF
-                left = scores[:, parents]
-                overflow |= (left >= floor) & (left > -INF)
-                scores, tokens = scores[:, :parents], tokens[:, :parents]
     counts = tuple(each.shape[1] for each in kept)
     above = layout(counts, anchors.device).above
-    return Levels(torch.cat(kept, 1), above + torch.cat(chosen, 1), torch.cat(drafted, 1), counts), overflow
+    return Levels(torch.cat(kept, 1), above + torch.cat(chosen, 1), torch.cat(drafted, 1), counts), left
 
 
 def _nodes(logits: Tensor, spec: SearchSpec) -> int:
@@ -127,74 +131,64 @@ def _grow(space: Space, anchor: Tensor, spec: SearchSpec, stage: Stage) -> Level
     """The paths of one row that can be in the tree.
 
     The parents of a depth are expanded best first and in groups, since what one group finds spares many of the next.
+    The lists of paths are short, and NumPy handles short arrays several times as fast as torch.
     """
     budget, fanout = spec.budget, spec.fan_out(space.size)
-    scores, tokens = torch.zeros(1, dtype=torch.float64), anchor
-    kept, drafted, parents_of = [scores], [tokens], [torch.zeros_like(anchor)]
-    best, floor = scores[:0], -INF  # the best scores found so far, and the last of them once they are `budget`
+    scores, tokens = np.zeros(1), anchor
+    kept, drafted, parents_of = [scores], [tokens], [np.zeros(1, np.int64)]
+    best, floor = scores[:0], LOWEST  # the best scores found so far, and the last of them once they are `budget`
     start = 0  # of the depth above, in the list of all paths
     for depth in range(space.depth):
-        found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-        done = 0
-        while done < len(scores) and scores[done] >= floor:
-            group = slice(done, done + _GROUP)
+        found: list[tuple[Floats, Ints, Ints, Floats]] = []
+        for first in range(0, len(scores), _GROUP):
+            above = scores[first : first + _GROUP]
+            if above[0] < floor:
+                break
             with stage("build/bias"):
-                bias = space.bias(depth, space.latents(depth, tokens[None, group]))
+                bias = space.bias(depth, space.latents(depth, tokens[None, first : first + _GROUP]))
             with stage("build/expand"):
-                above = scores[group]
                 logits, normaliser = (each[0] for each in space.distribution(depth, bias, len(above)))
                 parents, slots = _reach(logits, normaliser, above, floor, fanout, fanout < min(budget, space.size))
-                chosen = logits[parents, slots]
-                offered = above[parents] + log_probs(chosen, normaliser[parents, 0])
-                found.append((offered, done + parents, slots, chosen))
-                best = torch.cat([best, offered])
-                best = best.topk(min(budget, len(best))).values
-                floor = float(best[-1]) if len(best) == budget else -INF
-            done += len(above)
+                chosen = logits.numpy()[parents, slots]
+                offered = above[parents] + np.minimum(chosen - normaliser.numpy()[parents, 0], 0, dtype=np.float32)
+                found.append((offered, first + parents, slots, chosen))
+                best = np.concatenate([best, offered])
+                if len(best) >= budget:
+                    best = np.partition(best, -budget)[-budget:]
+                    floor = max(floor, float(best[0]))
         with stage("build/expand"):
-            offered, parents, slots, chosen = map(torch.cat, zip(*found, strict=True))
-            ordered, order = offered.sort(descending=True, stable=True)
-            if (ordered[1:] == ordered[:-1]).any():
-                order = _by_rank(parents, chosen)
-                ordered, again = offered[order].sort(descending=True, stable=True)
-                order = order[again]
-            alive = min(budget, int((ordered >= max(floor, LOWEST)).sum()))
-            if not alive:
+            offered, parents, slots, chosen = map(np.concatenate, zip(*found, strict=True))
+            (alive,) = (offered >= floor).nonzero()
+            order = alive[np.lexsort((-chosen[alive], parents[alive], -offered[alive]))][:budget]
+            if not len(order):
                 break
-            order = order[:alive]
             parents_of.append(start + parents[order])
             start += len(scores)
-            scores, tokens = ordered[:alive], space.tokens(depth, slots[order][None])[0]
+            scores, tokens = offered[order], space.tokens(depth, torch.from_numpy(slots[order])[None])[0]
             kept.append(scores)
             drafted.append(tokens)
-    widths = tuple(map(len, kept))
-    return Levels(torch.cat(kept)[None], torch.cat(parents_of)[None], torch.cat(drafted)[None], widths)
+    every, parents = (torch.from_numpy(np.concatenate(each))[None] for each in (kept, parents_of))
+    return Levels(every, parents, torch.cat(drafted)[None], tuple(map(len, kept)))
 
 
 def _reach(
-    logits: Tensor, normaliser: Tensor, scores: Tensor, floor: float, fanout: int, capped: bool
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, normaliser: Tensor, scores: Floats, floor: float, fanout: int, capped: bool
+) -> tuple[Ints, Ints]:
     """Parents and slots [n] of the children that reach a score of `floor`, or barely miss it, by parent.
 
-    `capped`: no more than the `fanout` best of a parent.
+    Those of one parent come by slot, or by rank. `capped`: no more than the `fanout` best of a parent.
     """
-    if floor == -INF:
-        slots = best_ids(logits, fanout)
-        return torch.arange(len(scores)).repeat_interleave(fanout), slots.flatten()
+    if floor == LOWEST:
+        slots = best_ids(logits, fanout).numpy()
+        return np.arange(len(scores)).repeat(fanout), slots.flatten()
     # What a logit must be, less what rounding can amount to.
-    least = (floor * (1 + _ROUNDING) - scores)[:, None] + normaliser - _ROUNDING * normaliser.abs()
-    # NumPy finds the few that remain several times as fast as torch does.
-    found = np.flatnonzero(logits.detach().numpy() >= least.detach().float().numpy())
-    parents, slots = (torch.from_numpy(part) for part in np.divmod(found, logits.shape[1]))
-    if capped:
-        order = _by_rank(parents, logits[parents, slots])
+    norms = normaliser.numpy().astype(np.float64)
+    least = (floor * (1 + _ROUNDING) - scores)[:, None] + norms - _ROUNDING * np.abs(norms)
+    values = logits.numpy()
+    parents, slots = np.divmod(np.flatnonzero(values >= least.astype(np.float32)), logits.shape[1])
+    if capped and len(parents) > fanout:
+        order = np.lexsort((-values[parents, slots], parents))
         parents, slots = parents[order], slots[order]
-        ranks = torch.arange(len(parents)) - torch.searchsorted(parents, parents)
-        parents, slots = parents[ranks < fanout], slots[ranks < fanout]
+        first = np.arange(len(parents)) - np.searchsorted(parents, parents) < fanout
+        parents, slots = parents[first], slots[first]
     return parents, slots
-
-
-def _by_rank(parents: Tensor, logits: Tensor) -> Tensor:
-    """The order by parent, then logit, then the order given."""
-    order = logits.sort(descending=True, stable=True).indices
-    return order[parents[order].sort(stable=True).indices]

@@ -134,6 +134,7 @@ def _table(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Children:
         raise UsageError(f"table: at most {int(_SLAB**0.5)} candidate tokens, not {most}; set candidates=C")
     ranked: list[list[tuple[Tensor, Tensor]]] = [[] for _ in parents]
     rows = max(1, _SLAB // space.size)
+    shared = space.w2 is not None and (space.w2.dim() == 2 or space.w2.shape[1] == 1)
     for start in range(0, most, rows):
         bias = previous = None
         for depth, every in enumerate(parents):
@@ -142,8 +143,8 @@ def _table(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Children:
                 continue
             with stage("build/bias"):
                 latents = space.latents(depth, part)
-                # A head that ignores the depth has one bias for all depths with the same candidates.
-                if latents is not None and (previous is None or not torch.equal(latents, previous)):
+                # A head that ignores the depth has one bias for all depths, if they have the same candidates.
+                if latents is not None and not (shared and previous is not None and torch.equal(latents, previous)):
                     bias, previous = space.bias(depth, latents), latents
             with stage("build/expand"):
                 logits, normaliser = space.distribution(depth, bias, part.shape[1])

@@ -99,12 +99,16 @@ def best_ids(rows: Tensor, k: int) -> Tensor:
 def _best(values: Tensor, ids: Tensor, k: int) -> Tensor:
     """[R, k] int64: places of the k highest `values` [R, n], highest first, equal values by ascending id.
 
-    Without equal values among the k + 1 highest, a plain top-k is in order already; on a CPU it costs nothing to look.
+    Without equal values among a row's k + 1 highest, a plain top-k is in order already; on a CPU it costs nothing to
+    look.
     """
     if values.is_cpu:
         found = values.topk(min(k + 1, values.shape[1]))
-        if not (found.values[:, 1:] == found.values[:, :-1]).any():
-            return found.indices[:, :k]
+        best = found.indices[:, :k]
+        tied = (found.values[:, 1:] == found.values[:, :-1]).any(1)
+        if tied.any():
+            best[tied] = _keys(values[tied], ids.expand_as(values)[tied]).topk(k).indices
+        return best
     return _keys(values, ids).topk(k).indices
 
 
