@@ -38,6 +38,9 @@ class Head:
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         return self.w1[tokens]
 
+    def row(self, row: int) -> "Head":
+        return self
+
 
 def draft(vocab: int, generator: torch.Generator) -> Tensor:
     """[1, ROWS, vocab] float32."""
@@ -155,8 +158,7 @@ def on_gpu(vocab: int, draws: int, generator: torch.Generator) -> list[Row]:
                 flags += int(overflow.sum())
             setting = {"candidates": candidates, "parents": parents, "budget": spec.budget}
             rows.append(setting | {"ms": device_ms(graph.replay), "overflow": flags / draws, "peak_bytes": peak})
-    for row in rows:
-        print(row, flush=True)
+    print(*rows, sep="\n", flush=True)
     return rows
 
 

@@ -68,7 +68,7 @@ def config_of(drafter: str) -> Case:
     return json.loads((FOLDER / "drafters" / drafter / "config.json").read_text())
 
 
-@dataclass
+@dataclass(eq=False)
 class Models:
     """The target, and drafters by name as they are asked for."""
 

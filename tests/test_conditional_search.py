@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparkbench.decoding.timing import STAGES
 from sparkbench.decoding.tree import DraftTree
+from sparkbench.drafters import heads
 from sparkbench.errors import UsageError
 from sparkbench.search import BUILDERS, CONDITIONAL_BUILDERS, MarkovHead, SearchSpec, fixed_tree, host, rank, widths
 from sparkbench.search.candidates import space_of
@@ -33,6 +34,9 @@ class Vanilla:
 
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         return self.w1[tokens]
+
+    def row(self, row: int) -> "Vanilla":
+        return self
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ def small_case(seed: int, tied: bool) -> tuple[Tensor, Vanilla, Tensor, list[lis
         head = kind(drawn_ints(seed + 5, 4, 2, low=0, high=1), drawn_ints(seed + 6, 4, 2, low=-1, high=1))
     else:
         logits, head = drawn(seed, 1, 3, 4), drawn_head(seed + 5, 4, 1.5, kind=kind)
+        if seed == 1:
+            logits[0, 1, 2], logits[0, 2, 0] = math.nan, INF
     return logits, head, anchors, [brute_force(logits[0], head, seed, spec) for spec in SPECS]
 
 
@@ -228,6 +234,28 @@ def test_without_a_head_it_is_ddtree(builder: str, count: int) -> None:
 
 
 @builders
+def test_equal_scores_rank_by_logit(builder: str) -> None:
+    """Logits that differ by less than their log-probabilities can tell: the higher comes first, whatever its id."""
+    logits, anchors = drawn(4, 1, 2, 40, scale=1e-9), torch.tensor([0])
+    logits[0, 0, 3] = 50.0  # so that the second depth is reached
+    expected = BUILDERS["level"](rank(logits, 30), anchors, 30)
+    assert len(set(scores_of(expected)[0].tolist())) < 5
+    assert expected.tokens[0, 2:12].tolist() != sorted(expected.tokens[0, 2:12].tolist())
+    assert_same(build(builder, logits, None, SearchSpec(30), anchors), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -torch.tensor(math.nan), INF])
+def test_a_bad_logit_does_not_spoil_a_shortlist(bad: Any) -> None:
+    """Beside the best entries of a long row, which tie."""
+    logits = torch.zeros(1, 1, 30_000)
+    logits[0, 0, [6, 7, 9000]] = 4.0
+    logits[0, 0, 5] = bad
+    space = space_of(logits, None, torch.tensor([7]), SearchSpec(4, 3), trim=True)
+    assert space.ids is not None
+    assert space.ids.flatten().tolist() == [6, 7, 9000]
+
+
+@builders
 @pytest.mark.parametrize("shortlist", ["union", "depth"])
 @pytest.mark.parametrize("normalise", ["candidates", "full"])
 def test_rows_are_independent(builder: str, shortlist: Any, normalise: Any) -> None:
@@ -269,6 +297,13 @@ def test_a_flag_says_when_too_few_parents_were_expanded(count: int, fanout: int)
         assert not fixed_tree(logits, head, anchors, spec)[1].any()
     assert flags.count((1.0, True)) >= 10
     assert flags.count((6.0, False)) >= 8
+
+
+def test_the_flag_compares_with_the_last_node() -> None:
+    """Scores .5 and .45 (first path), .3 and .2 (its siblings): with one parent, .3 is not expanded."""
+    logits, anchors = torch.tensor([[[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]]]).log(), torch.tensor([0])
+    flags = [fixed_tree(logits, None, anchors, SearchSpec(budget), parents=1)[1].item() for budget in (2, 3, 4)]
+    assert flags == [False, True, True]
 
 
 @builders
@@ -459,3 +494,21 @@ def test_a_table_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build("table", logits, head, spec)
     monkeypatch.setattr(host, "_SLAB", 600)  # two parents at a time
     assert_same(build("table", logits, head, spec), whole)
+
+
+@pytest.mark.parametrize("builder", CONDITIONAL_BUILDERS)
+def test_a_gated_head_reads_the_hidden_states_of_its_own_row(builder: str) -> None:
+    head = heads.MarkovHead("gated", 40, 4, 6).requires_grad_(False)
+    for weight in head.parameters():
+        weight.copy_(drawn(weight.dim(), *weight.shape))
+    logits, hidden, anchors = drawn(1, 3, 5, 40), drawn(2, 3, 5, 6, scale=3), torch.tensor([3, 9, 27])
+    spec = SearchSpec(12, widths=(4, 4, 4) if builder == "beam" else ())
+    build = CONDITIONAL_BUILDERS[builder]
+    together = build(logits, heads.BlockHead(head, hidden), anchors, spec)
+    for row in range(3):
+        rows = slice(row, row + 1)
+        alone = build(logits[rows], heads.BlockHead(head, hidden[rows]), anchors[rows], spec)
+        assert together.tokens[row].tolist() == alone.tokens[0].tolist()
+        assert together.parents[row].tolist() == alone.parents[0].tolist()
+    shifted = build(logits, heads.BlockHead(head, hidden.roll(1, 0)), anchors, spec)
+    assert shifted.tokens.tolist() != together.tokens.tolist()

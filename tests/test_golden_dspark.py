@@ -1,5 +1,6 @@
 """Golden values of DSpark and SparklingTree, reproduced by the project's own parts."""
 
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -255,10 +256,15 @@ TREE_GENERATED = golden.document("cases/tree_generate")
 EXACT = [name for name in CONDITIONAL_BUILDERS if name != "beam"]
 
 
+@cache
+def prefix_features(models: golden.Models, drafter: BlockDrafter, key: str) -> Tensor:
+    return features_of(models, drafter, next(case for case in PREFIXES if case["key"] == key))
+
+
 def propose(models: golden.Models, case: Case, method: Any) -> tuple[DraftTree, Block]:
     """The tree of a prefix, and the block it was made from."""
     method.begin(models.target, 1, case["start"])
-    features = features_of(models, method.drafter, case)
+    features = prefix_features(models, method.drafter, case["key"])
     with drafted_blocks() as blocks:
         tree = method.propose(context_of(models.target, features, [case["start"]], [case["anchor"]]))
     return tree, blocks[0]

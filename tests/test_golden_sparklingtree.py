@@ -28,6 +28,9 @@ class Vanilla:
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         return self.w1[tokens]
 
+    def row(self, row: int) -> "Vanilla":
+        return self
+
 
 @dataclass(frozen=True)
 class Inputs:

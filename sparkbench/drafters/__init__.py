@@ -40,8 +40,9 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
 
 
 def split_source(source: str) -> tuple[str, str | None]:
-    """`BACKBONE+HEAD` -> both; any other source -> itself and None."""
-    if "+" not in source or Path(source).exists():
+    """`BACKBONE+HEAD` -> both; any other source -> itself and None. A folder's own name may hold a `+`."""
+    places = [place for place, sign in enumerate(source) if sign == "+"]
+    if not places or Path(source).exists():
         return source, None
-    backbone, _, head = source.partition("+")
-    return backbone, head
+    place = next((place for place in places if Path(source[:place]).is_dir()), places[0])
+    return source[:place], source[place + 1 :]

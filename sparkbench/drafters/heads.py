@@ -101,6 +101,10 @@ class BlockHead:
         """[B, P, r] float32 for slot `depth` behind tokens [B, P]."""
         return self.head.step(tokens, self.hidden[:, depth, None])[0].float()
 
+    def row(self, row: int) -> "BlockHead":
+        """The head of one row of the batch."""
+        return BlockHead(self.head, self.hidden[row : row + 1])
+
 
 class ConfidenceHead(nn.Module):
     """One linear layer on a slot's hidden state and, if `rank` is not 0, on its predecessor's Markov embedding."""

@@ -40,6 +40,9 @@ class MarkovHead(Protocol):
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         """[B, P, r] float32 for parents `tokens` [B, P] int64; `depth`, from 0, is the row of the logits."""
 
+    def row(self, row: int) -> "MarkovHead":
+        """The head of one row of the batch, as a batch of one."""
+
 
 @dataclass(frozen=True)
 class SearchSpec:

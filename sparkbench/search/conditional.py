@@ -56,7 +56,7 @@ def level_tree(
     for row in range(len(anchors)):
         anchor = anchors[row : row + 1]
         with stage("build/topk"):
-            space = space_of(logits[row : row + 1], head, anchor, spec, trim=True)
+            space = space_of(logits[row : row + 1], head and head.row(row), anchor, spec, trim=True)
         levels = _grow(space, anchor, spec, stage)
         with stage("build/expand"):
             trees.append(best_nodes(levels, nodes))
@@ -147,7 +147,7 @@ def _grow(space: Space, anchor: Tensor, spec: SearchSpec, stage: Stage) -> Level
             with stage("build/bias"):
                 bias = space.bias(depth, space.latents(depth, tokens[None, first : first + _GROUP]))
             with stage("build/expand"):
-                logits, normaliser = (each[0] for each in space.distribution(depth, bias, len(above)))
+                logits, normaliser = (each[0].detach() for each in space.distribution(depth, bias, len(above)))
                 parents, slots = _reach(logits, normaliser, above, floor, fanout, fanout < min(budget, space.size))
                 chosen = logits.numpy()[parents, slots]
                 offered = above[parents] + np.minimum(chosen - normaliser.numpy()[parents, 0], 0, dtype=np.float32)
@@ -167,8 +167,8 @@ def _grow(space: Space, anchor: Tensor, spec: SearchSpec, stage: Stage) -> Level
             scores, tokens = offered[order], space.tokens(depth, torch.from_numpy(slots[order])[None])[0]
             kept.append(scores)
             drafted.append(tokens)
-    every, parents = (torch.from_numpy(np.concatenate(each))[None] for each in (kept, parents_of))
-    return Levels(every, parents, torch.cat(drafted)[None], tuple(map(len, kept)))
+    listed, places = (torch.from_numpy(np.concatenate(each))[None] for each in (kept, parents_of))
+    return Levels(listed, places, torch.cat(drafted)[None], tuple(map(len, kept)))
 
 
 def _reach(
@@ -185,7 +185,8 @@ def _reach(
     norms = normaliser.numpy().astype(np.float64)
     least = (floor * (1 + _ROUNDING) - scores)[:, None] + norms - _ROUNDING * np.abs(norms)
     values = logits.numpy()
-    parents, slots = np.divmod(np.flatnonzero(values >= least.astype(np.float32)), logits.shape[1])
+    reached = values >= np.maximum(least, LOWEST).astype(np.float32)
+    parents, slots = np.divmod(np.flatnonzero(reached), logits.shape[1])
     if capped and len(parents) > fanout:
         order = np.lexsort((-values[parents, slots], parents))
         parents, slots = parents[order], slots[order]

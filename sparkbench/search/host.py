@@ -68,7 +68,7 @@ def _search(
     for row in range(len(anchors)):
         anchor = anchors[row : row + 1]
         with stage("build/topk"):
-            space = space_of(logits[row : row + 1], head, anchor, spec, gather=gather, trim=True)
+            space = space_of(logits[row : row + 1], head and head.row(row), anchor, spec, gather=gather, trim=True)
         fanout = spec.fan_out(space.size)
         children = prepare(space, anchor, fanout, stage)
         with stage("build/expand"):
@@ -105,6 +105,9 @@ class _Copied:
 
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         return self.stored[depth][torch.searchsorted(self.known, tokens)]
+
+    def row(self, row: int) -> MarkovHead:
+        return self  # of one row already
 
 
 def on_host(space: Space, anchor: Tensor, always: bool = False) -> Space:
