@@ -1,16 +1,23 @@
 """The embedded models through the real runner: exact at every temperature and batch size, and worth comparing."""
 
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 import pytest
 
+from sparkbench import drafters
+from sparkbench.decoding.target import Target
 from sparkbench.paths import embedded_folder
+from sparkbench.prompts import dataset_names, encode_chat, load_prompts
 from sparkbench.results import read_samples
 from sparkbench.runner import run
+from sparkbench.scheduling import calibration_table
 from sparkbench.settings import SweepConfig
+from sparkbench.train.calibrate import collect
+from sparkbench.train.recipe import CalibrationRecipe
 
 SHARED = Path(os.environ.get("SPARKBENCH_SHARED", Path(__file__).parents[2] / "shared")) / "datasets"
 METHODS = ("dflash", "ddtree")
@@ -136,3 +143,21 @@ def test_the_family_is_small_and_says_what_it_is() -> None:
     assert sum(file.stat().st_size for file in files) < 40e6
     card = (embedded_folder() / "README.md").read_text(encoding="utf-8")
     assert "no evidence for real" in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dspark-b7", "dspark-b16"])
+def test_the_calibration_holds_on_rounds_it_has_not_seen(name: str) -> None:
+    """On the bundled prompts, which nothing was fitted on, the confidences are off by less than without it."""
+    target = Target.load(str(embedded_folder() / "target"), dtype="float32", device="cpu")
+    drafter = drafters.load("dspark", str(embedded_folder() / name), target)
+    prompts = [
+        encode_chat(target.tokenizer, [{"role": "user", "content": prompt.turns[0]}])
+        for dataset in dataset_names()
+        for prompt in load_prompts(dataset, limit=12).prompts
+    ]
+    rounds = collect(target, drafter, prompts, CalibrationRecipe(max_new_tokens=64), seed=0)
+    assert drafter.calibration is not None
+    table = calibration_table(rounds.logits, rounds.accepted, drafter.calibration)
+    before, after = (statistics.fmean(getattr(row, f"ece_{when}") for row in table) for when in ("before", "after"))
+    assert after < before

@@ -111,7 +111,7 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
 def _heads(checkpoint: Checkpoint) -> tuple[int, str, int | None]:
     """Markov rank and kind, and the width that the confidence head reads of the Markov embedding (None: no head)."""
     rank = checkpoint.require("markov_rank") if "markov_rank" in checkpoint.config else 0
-    kind = checkpoint.config.get("markov_head_type", "vanilla") if rank else "vanilla"
+    kind = checkpoint.require("markov_head_type", str) if rank else "vanilla"
     if rank < 0 or kind not in MARKOV_KINDS:
         known = ", ".join(MARKOV_KINDS)
         raise UsageError(f"drafter {checkpoint.source}: Markov head {kind!r} of rank {rank}; known kinds: {known}")
