@@ -41,6 +41,9 @@ class Head:
     def row(self, row: int) -> "Head":
         return self
 
+    def on_host(self) -> "Head":
+        return self
+
 
 def draft(vocab: int, generator: torch.Generator) -> Tensor:
     """[1, ROWS, vocab] float32."""

@@ -21,6 +21,7 @@ from sparkbench.scheduling import tree_width
 from sparkbench.search import BUILDERS, rank
 
 AUTO_LIMIT = 256  # most nodes that budget=auto proposes
+_REACHES = (8, 16, 32, 64, 128, AUTO_LIMIT)
 _AUTO_START = 64
 
 
@@ -47,8 +48,6 @@ class DDTree(DFlash):
     summary = "best-first tree over a DFlash drafter's marginals (arXiv 2604.12989)"
     takes_budget = True
 
-    cap: int | None = None  # while costs are measured: the nodes that a round proposes
-
     @property
     def needs_costs(self) -> bool:
         return bool(self.options.budget)
@@ -67,8 +66,11 @@ class DDTree(DFlash):
         tree = self.build(context, self._reach)
         with context.stage("build"):
             width = self._worthwhile(context, tree)
-            self._reach = min(AUTO_LIMIT, 2 * width + 8)  # nodes that the next round looks at
-            return tree.first(width if self.cap is None else self.cap)
+            if self.cap is not None:
+                width = min(self.cap, tree.width - 1)
+            # Nodes that the next round looks at, in few sizes: every other one would have buffers of its own.
+            self._reach = next(reach for reach in _REACHES if reach >= min(2 * width, AUTO_LIMIT))
+            return tree.first(width)
 
     def build(self, context: Context, budget: int) -> DraftTree:
         """The tree of the `budget` best nodes, best first."""

@@ -33,16 +33,17 @@ class DFlash(Method):
 
     @property
     def max_nodes(self) -> int:
-        return self.drafter.config.draft_length
+        return self.depth
 
     @property
     def max_length(self) -> int | None:
         return self.drafter.config.max_context - self.drafter.config.block_size
 
     @property
-    def depth(self) -> int | None:
-        """Most slots of a block that are used; None is all."""
-        return None
+    def depth(self) -> int:
+        """Slots of a block that are used: all, or as many as the option `depth`, where there is one, allows."""
+        length: int = self.drafter.config.draft_length
+        return min(getattr(self.options, "depth", 0) or length, length)
 
     def begin(self, target: Target, batch: int, capacity: int) -> None:
         self.session = BlockSession(self.drafter, target, batch, capacity, self.depth)

@@ -7,7 +7,8 @@ The confidence head says how likely each slot is accepted, and can shorten the c
 - `verify-length=scheduled`: Algorithm 1 of the paper over all rows of the batch, on the step curve of this machine.
 - `verify-length=delayed`: the capacity of a round follows from the confidences of two rounds before (paper, 5.2).
 
-None looks at what depends on the token it admits. The verifier pads the rows of a batch to the longest, so above batch
+Both count a whole step: the forward on the curve, and what a round costs beside it. None of the three looks at what
+depends on the token it admits. The verifier pads the rows of a batch to the longest, so above batch
 size 1 a shortened row saves time only when all are short.
 """
 
@@ -73,18 +74,9 @@ class DSpark(DFlash):
     def needs_costs(self) -> bool:
         return self.options.verify_length != "full"
 
-    @property
-    def depth(self) -> int:
-        length: int = self.drafter.config.draft_length
-        return min(self.options.depth or length, length)
-
-    @property
-    def max_nodes(self) -> int:
-        return self.depth
-
     def begin(self, target: Target, batch: int, capacity: int) -> None:
         super().begin(target, batch, capacity)
-        self._delayed = DelayedCapacity(lambda tokens: self._step_seconds(tokens))
+        self._delayed = DelayedCapacity()
 
     def propose(self, context: Context) -> DraftTree:
         with context.stage("draft"):
@@ -114,12 +106,11 @@ class DSpark(DFlash):
             return threshold_lengths(logits.sigmoid().tolist(), options.confidence_threshold)
         assert self.costs is not None
         rows, longest = len(context.counts), max(self.session.cache.host_lengths)
-        self._step_seconds = self.costs.curves.at(rows, longest).seconds
+        curve, (fixed, _) = self.costs.curves.at(rows, longest), self.costs.overhead(rows)
         calibration = self.calibration or Calibration.identity(self.drafter.config.draft_length)
         survival = calibration.survival(logits.cpu().numpy()).tolist()
-        if options.verify_length == "scheduled":
-            return admit(survival, self._step_seconds)
-        return self._delayed.admit(survival)
+        rule = admit if options.verify_length == "scheduled" else self._delayed.admit
+        return rule(survival, lambda tokens: fixed + curve.seconds(tokens))
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)

@@ -17,7 +17,7 @@ from sparkbench.drafters.heads import BlockHead
 from sparkbench.errors import UsageError
 from sparkbench.methods.ddtree import DDTree
 from sparkbench.registry import method
-from sparkbench.search import CONDITIONAL_BUILDERS, SearchSpec, widths
+from sparkbench.search import CONDITIONAL_BUILDERS, SearchSpec, check_spec, widths
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,26 @@ class SparklingTree(DDTree):
         super().__init__(options, drafter, budget)
         if drafter is not None and drafter.markov_head is not None and drafter.markov_head.kind == "rnn":
             raise UsageError(f"drafter {drafter.source}: an rnn Markov head depends on whole paths and makes no tree")
+        if drafter is not None:
+            check_spec(self.spec(self.max_nodes), options.builder, self.depth, drafter.config.vocab_size)
 
-    @property
-    def depth(self) -> int | None:
-        return self.options.depth or None
-
-    def build(self, context: Context, budget: int) -> DraftTree:
+    def spec(self, budget: int) -> SearchSpec:
+        """What is searched for, with a budget."""
         options = self.options
-        with context.stage("draft"):
-            block = self.session.draft(context)
-        head = self.drafter.markov_head
-        beam = options.builder == "beam"
-        spec = SearchSpec(
+        return SearchSpec(
             budget=budget,
             candidates=options.candidates,
             fanout=options.fanout,
             shortlist=options.shortlist,
             normalise=options.normalise,
-            widths=widths(options.widths, budget, block.logits.shape[1]) if beam else (),
+            widths=widths(options.widths, budget, self.depth) if options.builder == "beam" else (),
         )
+
+    def build(self, context: Context, budget: int) -> DraftTree:
+        with context.stage("draft"):
+            block = self.session.draft(context)
+        head = self.drafter.markov_head
         with context.stage("build"):
-            builder = CONDITIONAL_BUILDERS[options.builder]
+            builder = CONDITIONAL_BUILDERS[self.options.builder]
             bias = None if head is None else BlockHead(head, block.hidden)
-            return builder(block.logits, bias, context.anchors, spec, context.stage)
+            return builder(block.logits, bias, context.anchors, self.spec(budget), context.stage)

@@ -71,10 +71,8 @@ def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
     known = _known(target)
     backbone, head = split_source(wanted)
     if head is not None:
-        parts = [backbone] if head == NO_HEAD else [backbone, head]
-        return "+".join(
-            [*(resolve_drafter(kind, target, part) for part in parts), *([head] if head == NO_HEAD else [])]
-        )
+        other = head if head == NO_HEAD else resolve_drafter(kind, target, head)
+        return f"{resolve_drafter(kind, target, backbone)}+{other}"
     if wanted:
         named = {**known.drafters, **known.named} if known else {}
         return _existing("drafter", named.get(wanted, wanted))

@@ -47,20 +47,23 @@ def equip(methods: Sequence[Any], target: Any, batch_sizes: Sequence[int]) -> No
 
     UsageError: an option names a file that is missing or broken.
     """
-    measured: dict[int, StepCurves] = {}
+    deciding = [method for method in methods if method.needs_costs]
+    measured = None
+    if any(not method.options.curve for method in deciding):
+        measured = measure_curves(target, batch_sizes, max(method.max_nodes for method in deciding))
     for method in methods:
         chosen = getattr(method.options, "calibration", "")
         if chosen != "none":
             own = getattr(method.drafter, "calibration", None)
             method.calibration = Calibration.load(Path(chosen)) if chosen else own
-        if not method.needs_costs:
-            continue
-        file = getattr(method.options, "curve", "")
-        if not file and method.max_nodes not in measured:
-            measured[method.max_nodes] = measure_curves(target, batch_sizes, method.max_nodes)
-        method.costs = RoundCosts(StepCurves.load(file) if file else measured[method.max_nodes])
-        if method.takes_budget:
-            method.costs = RoundCosts(method.costs.curves, measure_overheads(target, method, batch_sizes))
+        slots, drafted = len(method.calibration.temperatures) if method.calibration else None, method.max_nodes
+        if slots is not None and hasattr(method.options, "calibration") and slots < drafted:
+            raise UsageError(f"calibration {chosen or 'of the drafter'}: it has {slots} slots, the drafts {drafted}")
+    for method in deciding:
+        file = method.options.curve
+        curves = StepCurves.load(file) if file else measured
+        assert curves is not None
+        method.costs = RoundCosts(curves, measure_overheads(target, method, curves, batch_sizes))
 
 
 @dataclass(frozen=True)

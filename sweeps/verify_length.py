@@ -9,6 +9,7 @@ picked on the prompts it is reported on would flatter itself. With `--out` of a 
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,12 +40,12 @@ def main() -> None:
 def _print(batch_size: int, samples: pa.Table) -> None:
     choosing, reporting = _split(samples)
     chosen, judged = _speedups(choosing), _speedups(reporting)
-    bad = len(samples) - sum(value == "identical" for value in samples["exactness"].to_pylist() if value is not None)
-    references = sum(method == "autoregressive" for method in samples["method"].to_pylist())
-    print(f"\nbatch size {batch_size}: {len(set(reporting['batch_id'].to_pylist()))} batches reported on,")
-    print(
-        f"chosen on {len(set(choosing['batch_id'].to_pylist()))} others; outputs that are not AR's: {bad - references}"
-    )
+    exactness = samples["exactness"].to_pylist()
+    bad = sum(value not in (None, "identical") for value in exactness)
+    failed = sum(status != "ok" for status in samples["status"].to_pylist())
+    on, before = (len(set(part["batch_id"].to_pylist())) for part in (reporting, choosing))
+    print(f"\nbatch size {batch_size}: {on} batches reported on, settings chosen on {before} others;")
+    print(f"outputs that are not AR's: {bad}; rows without output: {failed}")
     for method in ("dspark", "ddtree", "sparklingtree"):
         arms = sorted((arm for arm in judged if arm[0] == method), key=lambda arm: (arm[1], arm[2] or 0))
         fixed = [arm for arm in arms if not any(part in arm[1] for part in ADAPTIVE)]
@@ -59,18 +60,22 @@ def _print(batch_size: int, samples: pa.Table) -> None:
 
 def _split(samples: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The rows of the first third of each data set's units, and of the others."""
-    numbers = [int(name.split("-")[-2]) for name in samples["unit"].to_pylist()]
-    last = max(numbers) + 1
-    first = pa.array([number < max(1, last // 3) for number in numbers])
-    if last < 2:
-        raise SystemExit(
-            f"too few prompts to choose on some and report on others: more than {CHUNK} a data set are needed"
-        )
+    units = [(dataset, int(name.split("-")[-2])) for dataset, name in _columns(samples, "dataset", "unit")]
+    last: dict[str, int] = {}
+    for dataset, number in units:
+        last[dataset] = max(number, last.get(dataset, 0))
+    if not all(last.values()):
+        raise SystemExit(f"too few prompts to choose on some and report on others: more than {CHUNK} a set are needed")
+    first = pa.array([number < max(1, (last[dataset] + 1) // 3) for dataset, number in units])
     return samples.filter(first), samples.filter(pc.invert(first))
 
 
+def _columns(samples: pa.Table, *names: str) -> list[tuple[Any, ...]]:
+    return list(zip(*(samples[name].to_pylist() for name in names), strict=True))
+
+
 def _speedups(samples: pa.Table) -> dict[Arm, stats.Comparison]:
-    keys = list(zip(*(samples[name].to_pylist() for name in ("method", "variant", "budget")), strict=True))
+    keys = _columns(samples, "method", "variant", "budget")
     parts = {key: samples.filter(pa.array([other == key for other in keys])) for key in dict.fromkeys(keys)}
     reference = next(stats.measurements(table) for key, table in parts.items() if key[0] == "autoregressive")
     return {key: stats.compare(stats.measurements(table), reference) for key, table in parts.items()}

@@ -145,6 +145,20 @@ def test_the_family_is_small_and_says_what_it_is() -> None:
     assert "no evidence for real" in card
 
 
+def test_a_round_that_ends_at_a_stop_token_tells_nothing_of_later_slots() -> None:
+    target = Target.load(str(embedded_folder() / "target"), dtype="float32", device="cpu")
+    drafter = drafters.load("dspark", str(embedded_folder() / "dspark-b7"), target)
+    prompts = [
+        encode_chat(target.tokenizer, [{"role": "user", "content": prompt.turns[0]}])
+        for prompt in load_prompts("alpaca", limit=12).prompts
+    ]
+    rounds = collect(target, drafter, prompts, CalibrationRecipe(max_new_tokens=64), seed=0)
+    cut = rounds.lengths < 7
+    assert 0 < cut.sum() <= len(prompts)
+    assert (rounds.accepted[cut] == rounds.lengths[cut]).all()
+    assert (rounds.accepted < rounds.lengths)[~cut].any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dspark-b7", "dspark-b16"])
 def test_the_calibration_holds_on_rounds_it_has_not_seen(name: str) -> None:
@@ -158,6 +172,6 @@ def test_the_calibration_holds_on_rounds_it_has_not_seen(name: str) -> None:
     ]
     rounds = collect(target, drafter, prompts, CalibrationRecipe(max_new_tokens=64), seed=0)
     assert drafter.calibration is not None
-    table = calibration_table(rounds.logits, rounds.accepted, drafter.calibration)
+    table = calibration_table(rounds.logits, rounds.accepted, drafter.calibration, rounds.lengths)
     before, after = (statistics.fmean(getattr(row, f"ece_{when}") for row in table) for when in ("before", "after"))
     assert after < before

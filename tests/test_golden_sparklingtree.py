@@ -31,6 +31,9 @@ class Vanilla:
     def row(self, row: int) -> "Vanilla":
         return self
 
+    def on_host(self) -> "Vanilla":
+        return self
+
 
 @dataclass(frozen=True)
 class Inputs:

@@ -22,11 +22,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sparkbench import cli, machine
 from sparkbench.decoding.accept import Acceptance
+from sparkbench.decoding.loop import DecodeConfig, Request, generate
 from sparkbench.decoding.method import Context, Method, NoOptions
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.errors import RunError, UsageError
-from sparkbench.profiling import measure, roofline, shapes
+from sparkbench.methods.ddtree import DDTree, Options
+from sparkbench.profiling import costs, measure, roofline, shapes
 from sparkbench.profiling.curve import StepCurve, StepCurves, isotonic
 from sparkbench.profiling.measure import draft_seconds, gathered, step_curve, step_times
 from sparkbench.profiling.roofline import Work, measure_peaks
@@ -672,3 +674,25 @@ def test_the_embedded_target_needs_no_options(invoke: Invoke) -> None:
     code, out, err = invoke()
     assert code == 0, err
     assert "step curve in results/profile-embedded-cpu.json" in out
+
+
+def test_what_a_round_costs_beside_its_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree method is measured at two real widths, and a search whose time grows with the tree has a slope."""
+    pair = golden.Pair.load()
+    method = DDTree(Options(budget="auto"), pair.drafter, None)
+    seen: list[int] = []
+
+    def beside(target: Target, measured: DDTree, rows: int) -> float:
+        def watch(context: Any, tree: DraftTree, acceptance: Acceptance) -> None:
+            seen.append(tree.width - 1)
+
+        prompt = Request(tuple(golden.document("e2e")["cases"][0]["prompt_ids"]))
+        generate(target, measured, [prompt] * rows, DecodeConfig(12, stop_ids=frozenset()), watch)
+        return 1.0 + 0.5 * seen[-1]
+
+    monkeypatch.setattr(costs, "_beside_forward", beside)
+    curves = costs.measure_curves(pair.target, [1], 64)
+    found = costs.measure_overheads(pair.target, method, curves, [1, 2])
+    assert set(seen) == {8, 64}
+    assert found == {1: (1.0, 0.5), 2: (1.0, 0.5)}
+    assert method.cap is None

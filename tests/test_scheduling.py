@@ -134,10 +134,10 @@ def walking(rows: Rows) -> list[int]:
 
 
 def delayed(rows: Rows) -> list[int]:
-    scheduler = DelayedCapacity(staircase)
+    scheduler = DelayedCapacity()
     for past in (0.6, 0.95):
-        scheduler.admit([[past**k for k in range(1, 6)]] * len(rows))
-    return scheduler.admit(survival(rows))
+        scheduler.admit([[past**k for k in range(1, 6)]] * len(rows), staircase)
+    return scheduler.admit(survival(rows), staircase)
 
 
 def peeking(rows: Rows) -> list[int]:
@@ -252,8 +252,8 @@ def test_a_search_over_present_scores_biases_the_output() -> None:
 def test_delayed_capacity_is_that_of_two_steps_earlier() -> None:
     rng = np.random.default_rng(6)
     steps = [survival([rng.beta(3, 1, 5).tolist() for _ in range(4)]) for _ in range(8)]
-    scheduler = DelayedCapacity(smooth)
-    lengths = [scheduler.admit(step) for step in steps]
+    scheduler = DelayedCapacity()
+    lengths = [scheduler.admit(step, smooth) for step in steps]
     assert lengths[:2] == [[5] * 4] * 2
     capacities = [capacity(step, smooth) for step in steps]
     assert len(set(capacities)) > 2
@@ -266,26 +266,26 @@ def test_delayed_capacity_forgets_rows_that_left() -> None:
 
     Certain tokens always pay, so each row adds its own number to a capacity and the sum tells which rows are in it.
     """
-    scheduler = DelayedCapacity(smooth)
-    scheduler.admit([[1.0] * n for n in (1, 2, 4, 8)])
+    scheduler = DelayedCapacity()
+    scheduler.admit([[1.0] * n for n in (1, 2, 4, 8)], smooth)
     scheduler.keep([0, 1, 3])
-    scheduler.admit([[1.0] * n for n in (16, 16, 32)])
+    scheduler.admit([[1.0] * n for n in (16, 16, 32)], smooth)
     scheduler.keep([2, 0])
     present = survival([[0.99] * 64, [0.98] * 64])
-    assert scheduler.admit(present) == admit_capacity(present, 8 + 1)
+    assert scheduler.admit(present, smooth) == admit_capacity(present, 8 + 1)
     scheduler.keep([1])
-    assert scheduler.admit(present[1:]) == [16]
+    assert scheduler.admit(present[1:], smooth) == [16]
 
 
 def test_delayed_capacity_copies_what_it_remembers() -> None:
     """A caller that writes the next step into the same buffer must not turn past scores into present ones."""
     buffer = np.tile(np.cumprod([0.9] * 5), (2, 1))
     expected = capacity(buffer.tolist(), smooth)
-    scheduler = DelayedCapacity(smooth)
-    scheduler.admit(list(buffer))
-    scheduler.admit(list(buffer))
+    scheduler = DelayedCapacity()
+    scheduler.admit(list(buffer), smooth)
+    scheduler.admit(list(buffer), smooth)
     buffer *= 0.01
-    assert 0 < expected == sum(scheduler.admit(list(buffer)))
+    assert 0 < expected == sum(scheduler.admit(list(buffer), smooth))
 
 
 # Trees ----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparkbench.cli.console import literal, note, print_json, show
+from sparkbench.cli.console import literal, note, print_json, show, table
 from sparkbench.cli.options import Device, Dtype, Json, Revision, Target, given
 
 
@@ -42,7 +42,7 @@ def command(
     or put it into the drafter's folder.
     """
     from sparkbench import catalog, drafters
-    from sparkbench.models import load_target
+    from sparkbench.models import load_target, set_threads
     from sparkbench.prompts import encode_chat, load_prompts
     from sparkbench.settings import SweepConfig
     from sparkbench.train.calibrate import calibrate
@@ -65,6 +65,7 @@ def command(
     )
     source = catalog.resolve_drafter("dspark", config.target, drafter)
     loaded = load_target(config)
+    set_threads(None, loaded)
     found = drafters.load("dspark", source, loaded)
     prompts: list[tuple[int, ...]] = []
     for name in config.datasets:
@@ -81,12 +82,11 @@ def command(
         print_json({"out": out, "temperatures": calibration.temperatures, **facts})
         return
     show(literal(f"{out}: {facts['rounds_fitted']} rounds fitted on, {facts['rounds_judged']} judged on"), wrap=False)
-    show(literal("position  temperature  ECE before  ECE after  AUROC"), wrap=False)
-    for row, value in zip(facts["judged"], calibration.temperatures, strict=True):
-        show(literal(_line(row, value)), wrap=False)
+    header = ("position", "temperature", "ECE before", "ECE after", "AUROC")
+    rows = [_row(row, value) for row, value in zip(facts["judged"], calibration.temperatures, strict=True)]
+    show(table(header, rows, right=header), "")
 
 
-def _line(row: dict[str, Any], temperature: float) -> str:
+def _row(row: dict[str, Any], temperature: float) -> list[str]:
     area = "-" if row["auroc"] is None else f"{row['auroc']:.3f}"
-    before, after = (f"{row[name]:.1%}" for name in ("ece_before", "ece_after"))
-    return f"{row['position']:8}  {temperature:11.2f}  {before:>10}  {after:>9}  {area:>5}"
+    return [str(row["position"]), f"{temperature:.2f}", f"{row['ece_before']:.1%}", f"{row['ece_after']:.1%}", area]

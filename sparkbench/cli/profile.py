@@ -111,12 +111,15 @@ def command(
 def load(config: "SweepConfig", shape: str | None, layers: int | None) -> "decoding.target.Target":
     """The target, with the threads set that it is measured with."""
 
-    from sparkbench import models
+    from sparkbench import catalog, models
     from sparkbench.decoding import target
     from sparkbench.profiling import shapes
 
     if shape is None:
-        loaded = models.load_target(config)
+        source = catalog.resolve_target(config.target)
+        loaded = target.Target.load(  # not models.load_target: no tokenizer is needed
+            source, name=config.target, revision=config.revision, dtype=config.dtype, device=config.device
+        )
     else:
         figures, name = shapes.named(shape, layers)
         place = target.resolve_device(config.device)

@@ -59,6 +59,7 @@ class Method(ABC):
     takes_budget: proposes trees of at most `budget` draft nodes (root not counted).
     drafter_kind: the family of drafters it uses (sparkbench.drafters), None without a drafter.
 
+    One that takes a budget and needs costs proposes exactly `cap` nodes while its own costs are measured.
     Who builds an instance gives it `costs` (profiling.costs.RoundCosts) if `needs_costs`, and `calibration`
     (scheduling.Calibration) if it has one for the drafter.
     """
@@ -75,6 +76,7 @@ class Method(ABC):
         self.budget = budget
         self.costs: Any = None
         self.calibration: Any = None
+        self.cap: int | None = None
 
     @property
     def needs_costs(self) -> bool:

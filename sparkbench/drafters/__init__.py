@@ -33,9 +33,12 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
     if kind == "dflash":
         raise UsageError(f"drafter {source}: a dflash drafter takes no Markov head; use the method dspark")
     drafter = block.load(backbone, target, revision)
-    drafter.markov_head = None if head == NO_HEAD else block.load(head, target, markov=True).markov_head
-    drafter.confidence_head = None
+    drafter.markov_head = drafter.confidence_head = None
     drafter.source = source
+    if head != NO_HEAD:
+        other = block.load(head, target, markov=True)
+        drafter.markov_head = other.markov_head
+        drafter.revision = "+".join(filter(None, (drafter.revision, other.revision))) or None
     return drafter
 
 

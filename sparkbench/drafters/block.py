@@ -184,7 +184,7 @@ class Block:
 class BlockSession:
     """A drafter at work on one batch: its context cache follows what the target commits.
 
-    depth: drafted slots that are wanted, at most and by default the drafter's draft length.
+    depth: drafted slots that are wanted; None is the drafter's draft length.
     """
 
     def __init__(

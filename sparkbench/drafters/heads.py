@@ -13,6 +13,7 @@ hidden state after the final norm:
               where s is zero at the start of a block, and the latent reads the state before its update
 """
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -82,6 +83,13 @@ class MarkovHead(nn.Module):
         """[V, r] float32 for the tree search, converted once."""
         return self.markov_w2.weight.detach().float()
 
+    @cached_property
+    def host(self) -> "MarkovHead":
+        """A float32 copy on the host, made once; itself if it is there."""
+        if self.markov_w2.weight.is_cpu:
+            return self
+        return copy.deepcopy(self).float().cpu()
+
 
 @dataclass(frozen=True, eq=False)
 class BlockHead:
@@ -104,6 +112,10 @@ class BlockHead:
     def row(self, row: int) -> "BlockHead":
         """The head of one row of the batch."""
         return BlockHead(self.head, self.hidden[row : row + 1])
+
+    def on_host(self) -> "BlockHead":
+        """The head on the host."""
+        return BlockHead(self.head.host, self.hidden.cpu())
 
 
 class ConfidenceHead(nn.Module):

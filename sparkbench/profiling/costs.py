@@ -18,25 +18,8 @@ from sparkbench.decoding.target import Target
 from sparkbench.profiling.curve import StepCurves
 from sparkbench.profiling.measure import gathered, step_curve
 
-NODES = (
-    0,
-    1,
-    2,
-    3,
-    5,
-    7,
-    9,
-    12,
-    16,
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-)  # draft nodes a row at which curves are measured
+# Draft nodes a row at which curves are measured.
+NODES = (0, 1, 2, 3, 5, 7, 9, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 CONTEXT = 192
 _NEW_TOKENS = 32
 
@@ -65,26 +48,30 @@ def measure_curves(target: Target, batch_sizes: Sequence[int], max_nodes: int) -
 
 
 def measure_overheads(
-    target: Target, method: Any, batch_sizes: Sequence[int], widths: tuple[int, int] = (8, 64)
+    target: Target, method: Any, curves: StepCurves, batch_sizes: Sequence[int], widths: tuple[int, int] = (8, 64)
 ) -> dict[int, tuple[float, float]]:
     """Seconds a round and a node that `method` spends beside the target's forward, by number of rows.
 
-    method: one whose trees have `cap` nodes at most; it is run at two widths, and a line is put through them.
+    A method that takes a budget is made to propose two widths (its `cap`), and a line is put through them; for others
+    the second number is 0. Deciding takes its time too, so the method gets `curves` to decide by.
     """
+    method.costs = RoundCosts(curves)
     overheads = {}
     for rows in batch_sizes:
+        if not method.takes_budget:
+            overheads[rows] = (_beside_forward(target, method, rows), 0.0)
+            continue
         spent = []
-        for width in widths:
-            method.cap = width
+        for method.cap in widths:
             spent.append(_beside_forward(target, method, rows))
+        method.cap = None
         each = max(0.0, (spent[1] - spent[0]) / (widths[1] - widths[0]))
         overheads[rows] = (max(0.0, spent[0] - each * widths[0]), each)
-    method.cap = None
     return overheads
 
 
 def _beside_forward(target: Target, method: Any, rows: int) -> float:
-    """Median seconds of a round without its forward, of rounds after the first, on random prompts."""
+    """Median seconds of a round without its forward, on random prompts; the first two rounds are left out."""
     draws = torch.Generator().manual_seed(0)
     length = min(64, target.max_context // 4)
     prompts = torch.randint(target.vocab_size, (rows, length), generator=draws).tolist()
@@ -92,7 +79,7 @@ def _beside_forward(target: Target, method: Any, rows: int) -> float:
     config = DecodeConfig(new_tokens, stop_ids=frozenset(), profile=True)
     found: Sequence[Generation] = generate(target, method, [Request(tuple(ids)) for ids in prompts], config)
     longest = max(found, key=lambda generation: len(generation.rounds))
-    rounds = longest.rounds[1:] or longest.rounds
+    rounds = longest.rounds[2:] or longest.rounds[-1:]
     return statistics.median(
         sum(spent for stage, spent in each.stages_ns.items() if "/" not in stage and stage != "verify") / 1e9
         for each in rounds

@@ -97,18 +97,17 @@ class DelayedCapacity:
     computed for the rows present. That a row left is known before the step too. Rows never join: one object a batch.
     """
 
-    def __init__(self, seconds: StepCost) -> None:
-        self._seconds = seconds
+    def __init__(self) -> None:
         self._past: deque[list[Sequence[float]]] = deque(maxlen=DELAY)
 
-    def admit(self, survival: Sequence[Sequence[float]]) -> list[int]:
-        """Draft tokens to verify in each row in this step, and remember its survivals (as in `admit`)."""
+    def admit(self, survival: Sequence[Sequence[float]], seconds: StepCost) -> list[int]:
+        """Draft tokens to verify in each row in this step, and remember its survivals. Arguments as in `admit`."""
         if len(self._past) < DELAY:
             # Nothing is known yet that these tokens had no part in, so any choice by score would peek. The full draft
             # is what decoding without a scheduler verifies, and it is paid for two steps only.
             lengths = [len(row) for row in survival]
         else:
-            lengths = admit_capacity(survival, capacity(self._past[0], self._seconds))
+            lengths = admit_capacity(survival, capacity(self._past[0], seconds))
         self._past.append([tuple(map(float, row)) for row in survival])  # a copy: callers may reuse theirs
         return lengths
 

@@ -21,13 +21,13 @@ from typing import Protocol
 from torch import Tensor
 
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.search.beam import beam_tree, widths
-from sparkbench.search.candidates import MarkovHead, SearchSpec, Stage, quiet
+from sparkbench.search.beam import beam_tree, planned_widths, widths
+from sparkbench.search.candidates import SearchSpec, Stage, TreeHead, quiet
 from sparkbench.search.conditional import fixed_tree
 from sparkbench.search.conditional import level_tree as conditional_level_tree
 from sparkbench.search.heap import heap_tree
+from sparkbench.search.host import check_table, reference_tree, table_tree
 from sparkbench.search.host import heap_tree as conditional_heap_tree
-from sparkbench.search.host import reference_tree, table_tree
 from sparkbench.search.level import level_tree
 from sparkbench.search.ranking import Ranked, rank
 
@@ -38,7 +38,7 @@ class ConditionalBuilder(Protocol):
     def __call__(
         self,
         logits: Tensor,
-        head: MarkovHead | None,
+        head: TreeHead | None,
         anchors: Tensor,
         spec: SearchSpec,
         stage: Stage = quiet,
@@ -61,14 +61,25 @@ CONDITIONAL_BUILDERS: Mapping[str, ConditionalBuilder] = MappingProxyType(
     }
 )
 
+
+def check_spec(spec: SearchSpec, builder: str, depth: int, vocab: int) -> None:
+    """UsageError where a builder of CONDITIONAL_BUILDERS would refuse `spec` for drafts of `depth` rows, as far as can
+    be known without logits."""
+    if builder == "beam":
+        planned_widths(spec, depth)
+    if builder == "table" and not 0 < spec.candidates < vocab:
+        check_table(vocab)
+
+
 __all__ = [
     "BUILDERS",
     "CONDITIONAL_BUILDERS",
     "Builder",
     "ConditionalBuilder",
-    "MarkovHead",
     "Ranked",
     "SearchSpec",
+    "TreeHead",
+    "check_spec",
     "fixed_tree",
     "heap_tree",
     "level_tree",

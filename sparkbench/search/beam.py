@@ -10,14 +10,14 @@ from torch import Tensor
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.errors import UsageError
 from sparkbench.search.assemble import all_nodes, root_alone
-from sparkbench.search.candidates import MarkovHead, SearchSpec, Stage, quiet, space_of
+from sparkbench.search.candidates import SearchSpec, Stage, TreeHead, quiet, space_of
 from sparkbench.search.conditional import fixed_levels
 
 SCHEDULES = "flat[-LEAST], flat_depth-DEPTHS, geometric[-DECAY], inv_geometric[-DECAY] or widths such as 16/16/8/8"
 
 
 def beam_tree(
-    logits: Tensor, head: MarkovHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
+    logits: Tensor, head: TreeHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
 ) -> DraftTree:
     """The tree with spec.widths (empty: the flat schedule) nodes a depth, in order of depth, then score.
 
@@ -25,10 +25,7 @@ def beam_tree(
     out, those beyond the draft are not used. Raises UsageError if the widths exceed the budget.
     """
     _, depth, vocab = logits.shape
-    planned = spec.widths or widths("flat", spec.budget, depth)
-    planned = tuple(width for width in planned if width > 0)[:depth]
-    if sum(planned) > spec.budget:
-        raise UsageError(f"beam: widths must add up to the budget of {spec.budget} or less, not {sum(planned)}")
+    planned = planned_widths(spec, depth)
     if not planned or not vocab:
         return root_alone(anchors)
     with stage("build/topk"):
@@ -36,6 +33,15 @@ def beam_tree(
     levels, _ = fixed_levels(space, anchors, planned, space.size, stage)
     with stage("build/expand"):
         return all_nodes(levels)
+
+
+def planned_widths(spec: SearchSpec, depth: int) -> tuple[int, ...]:
+    """The widths that `beam_tree` uses. UsageError if they exceed the budget."""
+    planned = spec.widths or widths("flat", spec.budget, depth)
+    planned = tuple(width for width in planned if width > 0)[:depth]
+    if sum(planned) > spec.budget:
+        raise UsageError(f"beam: widths must add up to the budget of {spec.budget} or less, not {sum(planned)}")
+    return planned
 
 
 def widths(schedule: str, budget: int, depth: int, min_width: int = 2, decay: float = 0.6) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ def quiet(name: str) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-class MarkovHead(Protocol):
+class TreeHead(Protocol):
     """What the search needs of a drafter's head: the bias of parents `tokens` is latents(depth, tokens) @ w2.T.
 
     w2: [V, r] float32.
@@ -40,8 +40,11 @@ class MarkovHead(Protocol):
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         """[B, P, r] float32 for parents `tokens` [B, P] int64; `depth`, from 0, is the row of the logits."""
 
-    def row(self, row: int) -> "MarkovHead":
+    def row(self, row: int) -> "TreeHead":
         """The head of one row of the batch, as a batch of one."""
+
+    def on_host(self) -> "TreeHead":
+        """The head on the host; its tables are copied once, not at every call."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Space:
     """
 
     logits: Tensor
-    head: MarkovHead | None
+    head: TreeHead | None
     w2: Tensor | None
     ids: Tensor | None = None
     hidden: Tensor | None = None
@@ -144,7 +147,7 @@ def set_size(spec: SearchSpec, depth: int, vocab: int) -> int:
 
 def space_of(
     logits: Tensor,
-    head: MarkovHead | None,
+    head: TreeHead | None,
     anchors: Tensor,
     spec: SearchSpec,
     *,

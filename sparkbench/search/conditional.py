@@ -21,10 +21,10 @@ from sparkbench.decoding.tree import DraftTree
 from sparkbench.search.assemble import Levels, best_nodes, join, layout, root_alone, select
 from sparkbench.search.candidates import (
     LOWEST,
-    MarkovHead,
     SearchSpec,
     Space,
     Stage,
+    TreeHead,
     log_probs,
     quiet,
     set_size,
@@ -40,7 +40,7 @@ _ROUNDING = 1e-6  # relative; more than the rounding of a difference of two floa
 
 
 def level_tree(
-    logits: Tensor, head: MarkovHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
+    logits: Tensor, head: TreeHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
 ) -> DraftTree:
     """The `spec.budget` best nodes below `anchors` [B] from `logits` [B, L, V] and the bias of `head`.
 
@@ -65,7 +65,7 @@ def level_tree(
 
 def fixed_tree(
     logits: Tensor,
-    head: MarkovHead | None,
+    head: TreeHead | None,
     anchors: Tensor,
     spec: SearchSpec,
     stage: Stage = quiet,

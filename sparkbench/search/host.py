@@ -10,7 +10,7 @@ They give the same tree as `level`. Rows of a batch are searched one after the o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.errors import UsageError
 from sparkbench.search.assemble import root_alone
-from sparkbench.search.candidates import MarkovHead, SearchSpec, Space, Stage, log_probs, quiet, set_size, space_of
+from sparkbench.search.candidates import SearchSpec, Space, Stage, TreeHead, log_probs, quiet, set_size, space_of
 from sparkbench.search.heap import Children, Family, as_tree, walk
 from sparkbench.search.ranking import best_ids, capacity
 
@@ -28,21 +28,21 @@ Prepare = Callable[[Space, Tensor, int, Stage], Children]  # space of one row, i
 
 
 def reference_tree(
-    logits: Tensor, head: MarkovHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
+    logits: Tensor, head: TreeHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
 ) -> DraftTree:
     """The tree of `spec`, with a product over the whole vocabulary for every node."""
     return _search(logits, head, anchors, spec, stage, _on_demand, gather=False)
 
 
 def heap_tree(
-    logits: Tensor, head: MarkovHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
+    logits: Tensor, head: TreeHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
 ) -> DraftTree:
     """The tree of `spec`, with a product over the candidates for every node."""
     return _search(logits, head, anchors, spec, stage, _on_demand)
 
 
 def table_tree(
-    logits: Tensor, head: MarkovHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
+    logits: Tensor, head: TreeHead | None, anchors: Tensor, spec: SearchSpec, stage: Stage = quiet
 ) -> DraftTree:
     """The tree of `spec`, from a table of all transitions between candidates.
 
@@ -53,7 +53,7 @@ def table_tree(
 
 def _search(
     logits: Tensor,
-    head: MarkovHead | None,
+    head: TreeHead | None,
     anchors: Tensor,
     spec: SearchSpec,
     stage: Stage,
@@ -79,7 +79,7 @@ def _search(
 def _on_demand(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Children:
     """Children computed when they are asked for, and again where more of them are, which is rare."""
     with stage("build/transfer"):
-        space = on_host(space, anchor)
+        space = space if space.logits.is_cpu else on_host(space)
 
     def children(depth: int, token: int, count: int) -> Family:
         bias = space.bias(depth, space.latents(depth, torch.tensor([[token]])))
@@ -91,50 +91,21 @@ def _on_demand(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Child
     return children
 
 
-@dataclass(frozen=True, eq=False)
-class _Copied:
-    """A head on the host: the latents of the tokens that can be parents.
-
-    known:   [n] int64, ascending.
-    stored:  [n, r] for each depth.
-    """
-
-    w2: Tensor
-    known: Tensor
-    stored: tuple[Tensor, ...]
-
-    def latents(self, depth: int, tokens: Tensor) -> Tensor:
-        return self.stored[depth][torch.searchsorted(self.known, tokens)]
-
-    def row(self, row: int) -> MarkovHead:
-        return self  # of one row already
-
-
-def on_host(space: Space, anchor: Tensor, always: bool = False) -> Space:
-    """A copy of `space`, of one row, on the host; `space` itself if it is there, but for `always`."""
-    if space.logits.is_cpu and not always:
-        return space
+def on_host(space: Space) -> Space:
+    """A copy of `space`, of one row, on the host. The head's own copy of its tables is made once and kept."""
     ids, hidden = (part if part is None else part.cpu() for part in (space.ids, space.hidden))
-    host = replace(space, logits=space.logits.cpu(), ids=ids, hidden=hidden)
-    if space.head is None or space.w2 is None:
-        return host
-    candidates = torch.arange(space.size) if ids is None else ids.flatten()
-    known = torch.cat([candidates, anchor.cpu()]).unique()
-    stored: list[Tensor] = []
-    for depth in range(space.depth):
-        latents = space.head.latents(depth, known.to(anchor.device)[None])[0].cpu()
-        # A head that ignores the depth is stored once.
-        stored.append(stored[0] if stored and torch.equal(latents, stored[0]) else latents)
-    w2 = space.w2.cpu()
-    return replace(host, head=_Copied(w2, known, tuple(stored)), w2=w2)
+    w2 = None
+    head = None if space.head is None else space.head.on_host()
+    if head is not None and space.w2 is not None:
+        w2 = head.w2 if space.w2.dim() == 2 else space.w2.cpu()
+    return replace(space, logits=space.logits.cpu(), ids=ids, hidden=hidden, head=head, w2=w2)
 
 
 def _table(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Children:
     """Children looked up: the `fanout` best below every candidate of the depth above."""
     parents = [anchor, *(_candidates(space, depth) for depth in range(space.depth - 1))]
     most = max(map(len, parents))
-    if most**2 > _SLAB:
-        raise UsageError(f"table: at most {int(_SLAB**0.5)} candidate tokens, not {most}; set candidates=C")
+    check_table(most)
     ranked: list[list[tuple[Tensor, Tensor]]] = [[] for _ in parents]
     rows = max(1, _SLAB // space.size)
     shared = space.w2 is not None and (space.w2.dim() == 2 or space.w2.shape[1] == 1)
@@ -163,6 +134,12 @@ def _table(space: Space, anchor: Tensor, fanout: int, stage: Stage) -> Children:
         return steps_of[depth][place, :count].tolist(), tokens_of[depth][place, :count].tolist()
 
     return children
+
+
+def check_table(candidates: int) -> None:
+    """UsageError where so many candidates need too large a table."""
+    if candidates**2 > _SLAB:
+        raise UsageError(f"table: at most {int(_SLAB**0.5)} candidate tokens, not {candidates}; set candidates=C")
 
 
 def _candidates(space: Space, depth: int) -> Tensor:

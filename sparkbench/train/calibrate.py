@@ -30,10 +30,15 @@ FEWEST_ROUNDS = 50
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """N rounds. logits: [N, L] float64, of the confidences; accepted: [N] int64, draft tokens accepted."""
+    """N rounds.
+
+    logits: [N, L] float64, of the confidences.   accepted: [N] int64, draft tokens accepted, up to a stop token.
+    lengths: [N] int64, slots that tell something: L, or up to an accepted stop token, as in the published evaluator.
+    """
 
     logits: NDArray[np.float64]
     accepted: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 class _Recorder(DSpark):
@@ -43,6 +48,12 @@ class _Recorder(DSpark):
         super().__init__(Options(), drafter, None)
         self.logits: list[Tensor] = []
         self.accepted: list[Tensor] = []
+        self.proposed: list[Tensor] = []
+        self.stops: Tensor | None = None
+
+    def begin(self, target: Target, batch: int, capacity: int) -> None:
+        super().begin(target, batch, capacity)
+        self.stops = torch.tensor(sorted(target.stop_ids), dtype=torch.int64, device=target.device)
 
     @property
     def uses_confidence(self) -> bool:
@@ -53,7 +64,13 @@ class _Recorder(DSpark):
         return [self.max_nodes] * len(logits)
 
     def observe(self, context: Context, tree: DraftTree, acceptance: Acceptance) -> None:
-        self.accepted.append(acceptance.accepted)
+        assert self.stops is not None
+        accepted, tokens = acceptance.accepted, acceptance.tokens[:, : self.max_nodes]
+        places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        stopped = torch.isin(tokens, self.stops) & (places <= accepted[:, None])
+        cut = torch.where(stopped, places, self.max_nodes).amin(1)
+        self.accepted.append(torch.minimum(accepted, cut))
+        self.proposed.append(cut)
 
 
 def collect(
@@ -72,9 +89,10 @@ def collect(
         ]
         generate(target, recorder, batch, config)
     if not recorder.logits:
-        return Rollouts(np.zeros((0, recorder.max_nodes)), np.zeros(0, np.int64))
+        return Rollouts(np.zeros((0, recorder.max_nodes)), np.zeros(0, np.int64), np.zeros(0, np.int64))
     logits = torch.cat(recorder.logits).double().cpu().numpy()
-    return Rollouts(logits, torch.cat(recorder.accepted).cpu().numpy())
+    accepted, lengths = (torch.cat(part).cpu().numpy() for part in (recorder.accepted, recorder.proposed))
+    return Rollouts(logits, accepted, lengths)
 
 
 def calibrate(
@@ -92,8 +110,8 @@ def calibrate(
                 f"calibration: {len(rounds.accepted)} rounds to {what} on are too few, {FEWEST_ROUNDS} are needed; "
                 "give more prompts"
             )
-    calibration = fit_sts(fitted.logits, fitted.accepted)
-    table = [asdict(row) for row in calibration_table(judged.logits, judged.accepted, calibration)]
+    calibration = fit_sts(fitted.logits, fitted.accepted, fitted.lengths)
+    table = [asdict(row) for row in calibration_table(judged.logits, judged.accepted, calibration, judged.lengths)]
     facts = {
         "target": target.name,
         "drafter": str(drafter.source),
