@@ -53,6 +53,8 @@ class Options:
             raise ValueError(f"confidence-threshold {self.confidence_threshold} is not allowed: 0 to 1")
         if self.confidence_threshold and self.verify_length != "full":
             raise ValueError(f"confidence-threshold and verify-length={self.verify_length} exclude each other")
+        if self.verify_length == "full" and (self.curve or self.calibration):
+            raise ValueError("curve and calibration are for verify-length=scheduled or delayed")
 
 
 @method("dspark")

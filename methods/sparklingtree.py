@@ -49,6 +49,8 @@ class Options:
                 raise ValueError(f"{name} {getattr(self, name)} is not allowed: 0 or above")
         if self.budget and self.builder == "beam":
             raise ValueError("budget=auto and builder=beam exclude each other")
+        if self.widths != "flat" and self.builder != "beam":
+            raise ValueError("widths are for builder=beam")
         widths(self.widths, 64, 16)
 
 

@@ -5,7 +5,7 @@ published for them are known by name, so that `--target Qwen/Qwen3-4B --method d
 folder or hub id works too; its drafters are then named with `--drafter`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +58,7 @@ def resolve_target(name: str) -> str:
     source = known.source if known else name
     if known and known.name == EMBEDDED and not (Path(source) / "config.json").is_file():
         raise UsageError("target embedded: its weights are missing from this installation; reinstall sparkbench")
-    return _existing("target", source)
+    return _existing("target", source, (target.name for target in targets()))
 
 
 def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
@@ -75,7 +75,7 @@ def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
         return f"{resolve_drafter(kind, target, backbone)}+{other}"
     if wanted:
         named = {**known.drafters, **known.named} if known else {}
-        return _existing("drafter", named.get(wanted, wanted))
+        return _existing("drafter", named.get(wanted, wanted), named)
     if known is None or kind not in known.drafters:
         raise UsageError(f"no {kind} drafter is known for target {target}; name one: --drafter METHOD=FOLDER_OR_HUB_ID")
     return known.drafters[kind]
@@ -85,14 +85,14 @@ def _known(name: str) -> KnownTarget | None:
     return next((target for target in targets() if target.name == name), None)
 
 
-def _existing(what: str, source: str) -> str:
-    """`source`, unless it can only be meant as a folder and there is none."""
+def _existing(what: str, source: str, names: Iterable[str]) -> str:
+    """`source`, unless it can only be meant as a folder and there is none. names: what is known by name."""
     path = Path(source)
     looks_local = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or "\\" in source
     if looks_local and not path.is_dir():
         raise UsageError(f"{what} {source}: there is no such folder")
     if not looks_local and "/" not in source and not path.is_dir():
-        known = ", ".join(target.name for target in targets())
+        known = ", ".join(names) or "none"
         raise UsageError(f"unknown {what} {source!r}; allowed: a folder, a hub id like org/name, or one of {known}")
     return source
 

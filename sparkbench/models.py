@@ -56,14 +56,27 @@ def equip(methods: Sequence[Any], target: Any, batch_sizes: Sequence[int]) -> No
         if chosen != "none":
             own = getattr(method.drafter, "calibration", None)
             method.calibration = Calibration.load(Path(chosen)) if chosen else own
-        slots, drafted = len(method.calibration.temperatures) if method.calibration else None, method.max_nodes
-        if slots is not None and hasattr(method.options, "calibration") and slots < drafted:
-            raise UsageError(f"calibration {chosen or 'of the drafter'}: it has {slots} slots, the drafts {drafted}")
+        if method.calibration is not None and hasattr(method.options, "calibration"):
+            slots, length = len(method.calibration.temperatures), method.drafter.config.draft_length
+            if slots != length:
+                what = f"calibration {chosen or method.drafter.source}"
+                raise UsageError(f"{what}: it has {slots} slots, the drafter {method.drafter.source} has {length}")
     for method in deciding:
         file = method.options.curve
-        curves = StepCurves.load(file) if file else measured
+        curves = _known(file, target) if file else measured
         assert curves is not None
         method.costs = RoundCosts(curves, measure_overheads(target, method, curves, batch_sizes))
+
+
+def _known(file: str, target: Any) -> StepCurves:
+    """Curves of a file. UsageError: broken, or measured on another device or in another number type."""
+    curves = StepCurves.load(file)
+    here = machine.device_name(target.device), str(target.dtype).removeprefix("torch.")
+    if (curves.device, curves.dtype) != here:
+        raise UsageError(
+            f"curve {file}: it was measured on {curves.device} in {curves.dtype}, and this is {here[0]} in {here[1]}"
+        )
+    return curves
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def _convert(name: str, key: str, text: str, kind: Any) -> Any:
         wanted = {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, kind.__name__)
         raise UsageError(f"method {name}: option {key}={text} is not allowed: {wanted}") from None
     if choices and value not in choices:
-        raise UsageError(f"method {name}: option {key}={text} is not allowed: {', '.join(map(str, choices))}")
+        allowed = ", ".join(str(choice) for choice in choices if choice != "")
+        raise UsageError(f"method {name}: option {key}={text} is not allowed: {allowed}")
     return value
 
 

@@ -99,7 +99,7 @@ class SweepConfig:
                 values = tomllib.load(file)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{path} is no TOML file: {error}") from None
         allowed = [each.name for each in dataclasses.fields(SweepConfig)]
         unknown = [key for key in values if key not in allowed]

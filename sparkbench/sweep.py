@@ -97,7 +97,7 @@ def plan(config: SweepConfig) -> Plan:
             if source and source != drafters.NO_HEAD:
                 sources[f"drafter {source}"] = source_identity(source, None)
         for option, text in registry.Variant.parse(arm.variant).options:
-            if option in FILES and text != "none":
+            if option in FILES and (option, text) != ("calibration", "none"):
                 if not Path(text).is_file():
                     raise UsageError(f"method {arm.method}: {option}={text}: there is no such file")
                 sources[f"{option} {text}"] = source_identity(text, None)

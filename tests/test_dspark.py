@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_drafters import config_of, dspark_config, features_of, save_drafter
 from torch import Tensor
 
-from sparkbench import drafters, registry
+from sparkbench import drafters, machine, registry
 from sparkbench.decoding.method import Method
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
@@ -264,9 +264,9 @@ def test_beam_widths(target: Target, dspark: BlockDrafter) -> None:
 def curves_of(seconds: Callable[[int], float]) -> StepCurves:
     tokens = tuple(range(1, 65))
     raw = [seconds(count) for count in tokens]
-    return StepCurves(
-        "tiny", None, "cpu", "float32", 1, {}, tuple(StepCurve.measured(rows, 32, tokens, raw) for rows in (1, 4))
-    )
+    device = machine.device_name(torch.device("cpu"))
+    curves = tuple(StepCurve.measured(rows, 32, tokens, raw) for rows in (1, 4))
+    return StepCurves("tiny", None, device, "float32", 1, {}, curves)
 
 
 def nodes_of(tree: DraftTree) -> list[int]:
@@ -412,10 +412,10 @@ def refusal(call: Callable[[], object]) -> str:
     ("change", "said"),
     [
         ({"markov_head_type": "lstm"}, "Markov head 'lstm' of rank 4; known kinds: vanilla, gated, rnn"),
-        ({"markov_rank": -1}, "of rank -1"),
-        ({"markov_rank": "4"}, "lacks markov_rank (int)"),
+        ({"markov_rank": -1}, "has markov_rank -1, and 0 to"),
+        ({"markov_rank": "4"}, "has markov_rank '4', and int is needed"),
         ({"confidence_head_with_markov": None}, "lacks confidence_head_with_markov (bool)"),
-        ({"confidence_head_with_markov": 1}, "lacks confidence_head_with_markov (bool)"),
+        ({"confidence_head_with_markov": 1}, "has confidence_head_with_markov 1, and bool is needed"),
         ({"markov_rank": 0}, "confidence head reads a Markov head that it lacks"),
         ({"architectures": ["Gemma4DSparkModel"]}, "architecture Gemma4DSparkModel is not supported"),
         ({"architectures": ["Qwen3Eagle3Model"]}, "architecture Qwen3Eagle3Model is not supported"),

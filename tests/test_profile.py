@@ -446,7 +446,9 @@ def test_flops_are_what_torch_counts(batch: int, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", written_out)
         with FlopCounterMode(display=False) as counter:
             session.verify(packed)
-    assert counter.get_total_flops() == Work.of(target).flops(batch, 20, 7 * batch)
+    # Some releases of transformers make the rotary angles by a small product, too.
+    angles = 2 * 7 * batch * target.head_dim // 2
+    assert counter.get_total_flops() - Work.of(target).flops(batch, 20, 7 * batch) in (0, angles)
 
 
 def test_peaks_are_the_best_of_what_the_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:

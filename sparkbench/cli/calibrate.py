@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from sparkbench.cli.console import literal, note, print_json, show, table
-from sparkbench.cli.options import Device, Dtype, Json, Revision, Target, given
+from sparkbench.cli.options import Device, Dtype, Json, Revision, Target, check_file, given
 
 
 def command(
@@ -41,6 +41,8 @@ def command(
     Two thirds of the prompts are fitted on, the table is of the others. Use the file as `dspark:calibration=FILE`,
     or put it into the drafter's folder.
     """
+    check_file("--out", out)
+
     from sparkbench import catalog, drafters
     from sparkbench.models import load_target, set_threads
     from sparkbench.prompts import encode_chat, load_prompts

@@ -52,7 +52,7 @@ def methods() -> list[dict[str, Any]]:
 def show_methods(entries: list[dict[str, Any]]) -> None:
     rows = []
     for entry in entries:
-        options = ":".join(f"{name}={'' if value is None else value}" for name, value in entry["options"].items())
+        options = " ".join(f"{name}={'' if value is None else value}" for name, value in entry["options"].items())
         rows.append(
             [
                 entry["name"],

@@ -5,7 +5,9 @@ place, in sweep.py, and a TOML file can set it. Lists and numbers, and what a va
 data sets or devices exist), are checked there too; the errors here are one line and name the option.
 """
 
+import tempfile
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -68,3 +70,15 @@ def text(option: str, value: str) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"{option} is not valid UTF-8") from None
     return value
+
+
+def check_file(option: str, path: Path) -> None:
+    """Refuse a place where no file can be written, before the work whose outcome goes there."""
+    if not path.name or path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option} {path} cannot be written: {error.strerror}") from None

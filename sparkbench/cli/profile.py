@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparkbench.cli.console import literal, print_json, show, table
-from sparkbench.cli.options import Device, Dtype, Json, Revision, Target, Threads, given, pairs
+from sparkbench.cli.options import Device, Dtype, Json, Revision, Target, Threads, check_file, given, pairs
 from sparkbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def command(
             threads=threads,
         )
     )
-    check_out(out)
+    check_file("--out", RESULTS / "x" if out is None else out)
 
     from sparkbench.cli.progress import progress
     from sparkbench.profiling.profile import Grid, measure
@@ -157,16 +157,6 @@ def numbers(option: str, texts: Sequence[str] | None, default: tuple[int, ...]) 
     if texts and not parts:
         raise UsageError(f"{option}: give at least one number")
     return tuple(sorted({int(part) for part in parts})) if parts else default
-
-
-def check_out(out: Path | None) -> None:
-    """Refuse a place that cannot be a file, before anything is measured."""
-    if out is not None and out.is_dir():
-        raise UsageError(f"--out {out} is a folder; name a file")
-    try:
-        (RESULTS if out is None else out.parent).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out: its folder cannot be made: {error.strerror}") from None
 
 
 def default_out(label: str, device: str) -> Path:

@@ -130,7 +130,11 @@ def show_acceptance(held_out: dict[str, Any]) -> None:
 
 def work_folder(out: Path, work: Path | None) -> Path:
     """The folder for unfinished work. UsageError: it or `out` is a file."""
+    if not out.name:
+        raise UsageError(f"--out {str(out)!r} is not allowed: the name of a folder")
     work = out.with_name(f"{out.name}-work") if work is None else work
+    if work.resolve() == out.resolve():
+        raise UsageError(f"--work {work} is not allowed: another folder than --out")
     for folder in (out, work):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{folder} is a file, and a folder is needed")

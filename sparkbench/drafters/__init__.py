@@ -43,9 +43,15 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
 
 
 def split_source(source: str) -> tuple[str, str | None]:
-    """`BACKBONE+HEAD` -> both; any other source -> itself and None. A folder's own name may hold a `+`."""
+    """`BACKBONE+HEAD` -> both; any other source -> itself and None. A folder's own name may hold a `+`.
+
+    UsageError: a part is missing, or there are more than two.
+    """
     places = [place for place, sign in enumerate(source) if sign == "+"]
     if not places or Path(source).exists():
         return source, None
     place = next((place for place in places if Path(source[:place]).is_dir()), places[0])
-    return source[:place], source[place + 1 :]
+    backbone, head = source[:place], source[place + 1 :]
+    if not backbone or not head or ("+" in head and not Path(head).is_dir()):
+        raise UsageError(f"drafter {source!r} is not allowed: two of them are joined as A+B, or A+none")
+    return backbone, head

@@ -268,6 +268,9 @@ def load(source: str, target: Target, revision: str | None = None, *, markov: bo
     drafter = BlockDrafter(config)
     tensors = checkpoint.tensors()
     checkpoint.check_names(drafter.state_dict(), tensors)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise UsageError(f"drafter {source}: {name} holds no finite floating-point numbers")
     drafter.load_state_dict(tensors)
     drafter.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
     store_by_columns(drafter)

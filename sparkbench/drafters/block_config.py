@@ -58,7 +58,7 @@ class BlockConfig:
     @classmethod
     def read(cls, checkpoint: Checkpoint) -> "BlockConfig":
         """UsageError: a key is missing, or the checkpoint is no block drafter."""
-        config, require = checkpoint.config, checkpoint.require
+        config, whole = checkpoint.config, checkpoint.whole
         z_lab = isinstance(config.get("dflash_config"), dict)
         if not z_lab and "mask_token_id" not in config:
             known = "dflash_config (z-lab) or mask_token_id and target_layer_ids (DeepSpec)"
@@ -66,30 +66,31 @@ class BlockConfig:
         _check_architecture(checkpoint)
         rank, kind, confidence_rank = (0, "vanilla", None) if z_lab else _heads(checkpoint)
         inner = config["dflash_config"] if z_lab else config
-        layers, target_layers = require("num_hidden_layers"), require("num_target_layers")
+        layers, target_layers = whole("num_hidden_layers", 1, 1024), whole("num_target_layers")
         ids = inner.get("target_layer_ids") or (_default_layer_ids(layers, target_layers) if z_lab else None)
         mask_id = inner.get("mask_token_id")
-        possible = isinstance(ids, list) and all(isinstance(k, int) and -1 <= k < target_layers for k in ids)
-        if not isinstance(mask_id, int) or not ids or not possible:
+        possible = isinstance(ids, list) and all(type(k) is int and -1 <= k < target_layers for k in ids)
+        if type(mask_id) is not int or not ids or not possible:
             raise UsageError(f"drafter {checkpoint.source}: mask_token_id or target_layer_ids is missing or impossible")
-        heads, hidden = require("num_attention_heads"), require("hidden_size")
+        heads, hidden = whole("num_attention_heads"), whole("hidden_size")
+        block_size = whole("block_size", 1 + z_lab, 256)
         return cls(
             hidden_size=hidden,
-            intermediate_size=require("intermediate_size"),
+            intermediate_size=whole("intermediate_size"),
             heads=heads,
-            kv_heads=require("num_key_value_heads"),
-            head_dim=config.get("head_dim") or hidden // heads,
-            eps=require("rms_norm_eps", float),
+            kv_heads=whole("num_key_value_heads"),
+            head_dim=hidden // heads if config.get("head_dim") is None else whole("head_dim"),
+            eps=checkpoint.positive("rms_norm_eps", config.get("rms_norm_eps")),
             rope_theta=checkpoint.rope_theta(),
-            block_size=require("block_size"),
+            block_size=block_size,
             first_slot=1 if z_lab else 0,
             mask_token_id=mask_id,
             target_layer_ids=tuple(ids),
             windows=_windows(checkpoint, layers),
-            max_context=require("max_position_embeddings"),
+            max_context=whole("max_position_embeddings", block_size + 1),
             attention_bias=bool(config.get("attention_bias", False)),
             own_embedding=not z_lab,
-            vocab_size=require("vocab_size"),
+            vocab_size=whole("vocab_size"),
             target_layers=target_layers,
             markov_rank=rank,
             markov_kind=kind,
@@ -100,6 +101,7 @@ class BlockConfig:
 def _check_architecture(checkpoint: Checkpoint) -> None:
     """UsageError: another family's drafter, whose keys look alike but whose forward differs."""
     named = checkpoint.config.get("architectures") or []
+    named = named if isinstance(named, list) else [named]
     foreign = [name for name in named if "Gemma" in str(name) or "Eagle" in str(name)]
     if foreign:
         raise UsageError(f"drafter {checkpoint.source}: architecture {foreign[0]} is not supported as a block drafter")
@@ -110,12 +112,12 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
 
 def _heads(checkpoint: Checkpoint) -> tuple[int, str, int | None]:
     """Markov rank and kind, and the width that the confidence head reads of the Markov embedding (None: no head)."""
-    rank = checkpoint.require("markov_rank") if "markov_rank" in checkpoint.config else 0
+    rank = checkpoint.whole("markov_rank", 0, 65536) if "markov_rank" in checkpoint.config else 0
     kind = checkpoint.require("markov_head_type", str) if rank else "vanilla"
-    if rank < 0 or kind not in MARKOV_KINDS:
+    if kind not in MARKOV_KINDS:
         known = ", ".join(MARKOV_KINDS)
         raise UsageError(f"drafter {checkpoint.source}: Markov head {kind!r} of rank {rank}; known kinds: {known}")
-    if not checkpoint.config.get("enable_confidence_head", False):
+    if "enable_confidence_head" not in checkpoint.config or not checkpoint.require("enable_confidence_head", bool):
         return rank, kind, None
     with_markov = checkpoint.require("confidence_head_with_markov", bool)
     if with_markov and not rank:
@@ -126,11 +128,11 @@ def _heads(checkpoint: Checkpoint) -> tuple[int, str, int | None]:
 def _windows(checkpoint: Checkpoint, layers: int) -> tuple[int | None, ...]:
     """Sliding window of each draft layer. UsageError: layer types that do not fit the layers, or no window."""
     kinds = checkpoint.config.get("layer_types") or [FULL] * layers
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+    if not isinstance(kinds, list) or len(kinds) != layers or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise UsageError(
             f"drafter {checkpoint.source}: layer_types {kinds} is not {FULL} or {SLIDING} for each of {layers} layers"
         )
-    window = checkpoint.require("sliding_window") if SLIDING in kinds else None
+    window = checkpoint.whole("sliding_window") if SLIDING in kinds else None
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 

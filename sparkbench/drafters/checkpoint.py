@@ -1,6 +1,7 @@
 """Reading a drafter checkpoint: config.json and safetensors, from a folder or the hub. No pickle, no remote code."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from sparkbench.errors import RunError, UsageError, first_line
+
+LARGEST = 1 << 24  # of any number in a config that counts something
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,39 @@ class Checkpoint:
             raise UsageError(f"drafter {source}: the folder has no config.json")
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"drafter {source}: config.json cannot be read: {error}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise UsageError(f"drafter {source}: config.json cannot be read: {first_line(error)}") from error
         if not isinstance(config, dict):
             raise UsageError(f"drafter {source}: config.json is not an object")
         return cls(source, folder, commit, config)
 
-    def require(self, key: str, kind: type = int) -> Any:
-        """A config value. UsageError: missing or of another type."""
+    def require(self, key: str, kind: type) -> Any:
+        """A config value of a type. UsageError: missing or of another one."""
         value = self.config.get(key)
-        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-            raise UsageError(f"drafter {self.source}: config.json lacks {key} ({kind.__name__})")
+        if value is None:
+            raise self.broken(f"lacks {key} ({kind.__name__})")
+        if type(value) is not kind:
+            raise self.broken(f"has {key} {value!r}, and {kind.__name__} is needed")
         return value
+
+    def whole(self, key: str, low: int = 1, high: int = LARGEST) -> int:
+        """A whole number of the config. UsageError: missing, no whole number, or beyond what makes sense."""
+        value: int = self.require(key, int)
+        if not low <= value <= high:
+            raise self.broken(f"has {key} {value}, and {low} to {high} is allowed")
+        return value
+
+    def positive(self, key: str, value: Any) -> float:
+        """`value` of `key` as a finite number above 0. UsageError: it is none."""
+        if value is None:
+            raise self.broken(f"lacks {key}")
+        number = float(value) if type(value) in (int, float) and abs(value) < LARGEST else math.nan
+        if not 0 < number < math.inf:
+            raise self.broken(f"has {key} {value!r}, and a number above 0 is needed")
+        return number
+
+    def broken(self, what: str) -> UsageError:
+        return UsageError(f"drafter {self.source}: config.json {what}")
 
     def rope_theta(self) -> float:
         """The RoPE base, from `rope_parameters` or the older `rope_theta`. UsageError: missing, or scaled RoPE.
@@ -48,13 +72,13 @@ class Checkpoint:
         A default is never assumed: with the wrong base everything runs and nothing is accepted.
         """
         parameters = self.config.get("rope_parameters") or self.config.get("rope_scaling") or {}
+        if not isinstance(parameters, dict):
+            raise self.broken(f"has rope_parameters {parameters!r}, and an object is needed")
         kind = parameters.get("rope_type", parameters.get("type", "default"))
         if kind != "default":
             raise UsageError(f"drafter {self.source}: RoPE of type {kind!r} is not supported; supported: default")
         theta = parameters.get("rope_theta", self.config.get("rope_theta"))
-        if not isinstance(theta, (int, float)) or theta <= 0:
-            raise UsageError(f"drafter {self.source}: config.json lacks rope_theta (also looked in rope_parameters)")
-        return float(theta)
+        return self.positive("rope_theta (also looked for in rope_parameters)", theta)
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights, by name. UsageError: none, or a broken file."""

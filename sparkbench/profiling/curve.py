@@ -9,8 +9,6 @@ Measuring is `measure.py`. No torch is imported here.
 
 import json
 import math
-import os
-import uuid
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,9 +16,11 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from sparkbench.errors import RunError, UsageError
+from sparkbench.errors import UsageError
+from sparkbench.files import write_text
 
 FORMAT = "sparkbench step curves"
+_LARGEST = 1 << 40  # tokens or seconds: what is beyond is no measurement
 VERSION = 1
 
 
@@ -42,14 +42,14 @@ class StepCurve:
     def __post_init__(self) -> None:
         where = f"curve of batch size {self.batch_size} and context {self.context}"
         numbers = (self.batch_size, self.context, *self.tokens)
-        if not all(isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in numbers):
+        if not all(type(number) is int and 0 < number < _LARGEST for number in numbers):
             raise ValueError(f"{where}: batch size, context and tokens must be whole numbers above 0")
         if not self.tokens or any(after <= before for before, after in pairwise(self.tokens)):
             raise ValueError(f"{where}: tokens must be ascending, one or more")
         for name, values in (("raw_s", self.raw_s), ("smooth_s", self.smooth_s)):
             if len(values) != len(self.tokens):
                 raise ValueError(f"{where}: {name} has {len(values)} values for {len(self.tokens)} numbers of tokens")
-            if not all(_is_number(value) and math.isfinite(value) and value > 0 for value in values):
+            if not all(_is_number(value) and 0 < value < _LARGEST for value in values):
                 raise ValueError(f"{where}: {name} must hold finite numbers above 0")
         if any(after < before for before, after in pairwise(self.smooth_s)):
             raise ValueError(f"{where}: smooth_s must not decrease")
@@ -118,11 +118,11 @@ class StepCurves:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise UsageError(f"cannot read step curves from {path}: {error.strerror}") from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UsageError(f"{path} holds no step curves: it is not JSON") from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise UsageError(f"{path} holds no step curves; `sparkbench profile` writes them")
-        if document.get("version") != VERSION:
+        if document.get("version") != VERSION or isinstance(document["version"], bool):
             raise UsageError(f"{path}: step curves of version {document.get('version')!r}; allowed: {VERSION}")
         try:
             return cls(
@@ -142,18 +142,8 @@ class StepCurves:
 
     def save(self, path: str | Path) -> None:
         """Write the file whole or not at all. RunError: it cannot be written."""
-        path = Path(path)
-        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1, allow_nan=False)
-        temporary = path.with_name(f"{path.name}.part-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_text(text + "\n", encoding="utf-8")
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror}") from error
+        document = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_text(Path(path), json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def isotonic(values: Sequence[float]) -> tuple[float, ...]:

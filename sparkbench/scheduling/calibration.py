@@ -16,7 +16,6 @@ Not here: making rollouts, and what confidences are used for (`prefix.py`).
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sparkbench.errors import RunError, UsageError
+from sparkbench.errors import UsageError
+from sparkbench.files import write_text
 
 Floats = NDArray[np.float64]
 
@@ -98,13 +98,7 @@ class Calibration:
     def save(self, path: Path) -> None:
         """Write the temperatures and their provenance as JSON, whole or not at all. RunError: cannot be written."""
         document = {"format": FORMAT, "temperatures": self.temperatures, "provenance": dict(self.provenance)}
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror}") from None
+        write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def fit_sts(logits: ArrayLike, accepted: ArrayLike, lengths: ArrayLike | None = None) -> Calibration:

@@ -184,13 +184,16 @@ def find(recipe: str) -> Path:
     return path
 
 
+_LARGEST = (1 << 63) - 1  # of any number in a recipe
+
+
 def read(path: Path) -> PublishedRecipe:
     """Read a recipe. UsageError: unreadable, an unknown or missing key, or an impossible value."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML file: {error}") from None
     try:
         recipe: PublishedRecipe = _part(PublishedRecipe, table, "")
@@ -223,7 +226,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
             raise UsageError(f"{key} {value!r} is not allowed: {WORDS[tuple]}")
         return tuple(_value(float, each, key) for each in value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number if kind is float else type(value) is kind):
+    if not (number if kind is float else type(value) is kind) or (number and not abs(value) <= _LARGEST):
         raise UsageError(f"{key} {value!r} is not allowed: {WORDS[kind]}")
     return kind(value)
 

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from sparkbench.errors import RunError
+from sparkbench.files import write_text
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Any = None) -> None:
@@ -53,13 +54,7 @@ def digest(*tensors: Tensor) -> str:
 
 def save_json(path: Path, value: Any) -> None:
     """Write JSON to `path`. RunError: the file cannot be written."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error}") from error
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def load_json(path: Path) -> Any:
