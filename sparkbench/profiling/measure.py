@@ -89,7 +89,7 @@ def step_times(
     clock: Clock = time.perf_counter,
 ) -> list[StepTime]:
     """What `step_curve` measures, in ascending order, with the time of packing beside that of the forward."""
-    widths = _widths(target, batch_size, context, tokens, repeats)
+    widths = node_widths(target, batch_size, context, tokens, repeats)
     session, draws = _filled(target, batch_size, context, widths[-1])
     trees = [_tree(target, batch_size, width, draws) for width in widths]
     packing: list[list[float]] = [[] for _ in widths]
@@ -117,7 +117,7 @@ def distinct_experts(target: Target, batch_size: int, context: int, tokens: Sequ
 
     The ids are random; on real text a trained router may choose otherwise.
     """
-    widths = _widths(target, batch_size, context, tokens, 1)
+    widths = node_widths(target, batch_size, context, tokens, 1)
     session, draws = _filled(target, batch_size, context, widths[-1])
     found = {}
     with watched(target) as counts:
@@ -175,8 +175,8 @@ def _agreeing(tree: DraftTree, random: Tensor) -> Tensor:
     return drawn.scatter(1, torch.where(agreed, tree.parents, tree.width), tree.tokens)[:, :-1]
 
 
-def _widths(target: Target, batch_size: int, context: int, tokens: Sequence[int], repeats: int) -> list[int]:
-    """Nodes a row, ascending."""
+def node_widths(target: Target, batch_size: int, context: int, tokens: Sequence[int], repeats: int) -> list[int]:
+    """Nodes a row, ascending, for `tokens` of a whole batch. UsageError as in `step_curve`."""
     if not tokens:
         raise UsageError("tokens: give at least one number")
     for name, number in (

@@ -14,7 +14,15 @@ from sparkbench.decoding.method import Method
 from sparkbench.decoding.target import Target
 from sparkbench.profiling.curve import StepCurve, StepCurves
 from sparkbench.profiling.experts import ExpertCount, expected_distinct
-from sparkbench.profiling.measure import StepTime, curve_of, distinct_experts, draft_seconds, gathered, step_times
+from sparkbench.profiling.measure import (
+    StepTime,
+    curve_of,
+    distinct_experts,
+    draft_seconds,
+    gathered,
+    node_widths,
+    step_times,
+)
 from sparkbench.profiling.roofline import Peaks, Work, measure_peaks
 from sparkbench.profiling.shapes import require
 
@@ -78,11 +86,16 @@ class Profile:
 
 
 def measure(target: Target, methods: Mapping[str, Method], grid: Grid, progress: Progress) -> Profile:
-    """Measure a target, and the drafting of `methods`, by name. RunError: the memory is not enough."""
+    """Measure a target, and the drafting of `methods`, by name.
+
+    UsageError: a number that is not allowed.   RunError: the memory is not enough.
+    """
+    places = list(product(grid.batch_sizes, grid.contexts))
+    for batch_size, context in places:
+        node_widths(target, batch_size, context, grid.tokens, grid.repeats)
     work = Work.of(target)
     largest = max(grid.batch_sizes), max(grid.contexts), max(*grid.tokens, *grid.batch_sizes)
     require(f"profiling {target.name}", work.memory_bytes(*largest, target.vocab_size), target.device)
-    places = list(product(grid.batch_sizes, grid.contexts))
     progress.start(1 + len(places) * (1 + len(methods)))
     peaks = measure_peaks(target.device, target.dtype)
     progress.advance("bandwidth and peak")
