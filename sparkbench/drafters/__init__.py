@@ -23,20 +23,20 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
             second and without a confidence head, which was trained for another backbone), or `BACKBONE+none`.
     UsageError: unknown kind, missing or broken files, or a drafter that was made for another target.
     """
-    from sparkbench.drafters import block
+    from sparkbench.drafters import loading
 
     if kind not in KINDS:
         raise UsageError(f"unknown kind of drafter {kind!r}; known: {', '.join(KINDS)}")
     backbone, head = split_source(source)
     if head is None:
-        return block.load(source, target, revision, markov=kind == "dspark")
+        return loading.load(source, target, revision, markov=kind == "dspark")
     if kind == "dflash":
         raise UsageError(f"drafter {source}: a dflash drafter takes no Markov head; use the method dspark")
-    drafter = block.load(backbone, target, revision)
+    drafter = loading.load(backbone, target, revision)
     drafter.markov_head = drafter.confidence_head = None
     drafter.source = source
     if head != NO_HEAD:
-        other = block.load(head, target, markov=True)
+        other = loading.load(head, target, markov=True)
         drafter.markov_head = other.markov_head
         drafter.revision = "+".join(filter(None, (drafter.revision, other.revision))) or None
     return drafter

@@ -104,13 +104,17 @@ def fixed_levels(
         if 0 < parents < scores.shape[1]:
             left = torch.maximum(left, scores[:, parents])
             scores, tokens = scores[:, :parents], tokens[:, :parents]
-        with stage("build/bias"):
-            bias = space.bias(depth, space.latents(depth, tokens))
+        children = min(fanout, width)
+        parts = []
+        for group, above in zip(tokens.split(_GROUP, 1), scores.split(_GROUP, 1), strict=True):
+            with stage("build/bias"):
+                bias = space.bias(depth, space.latents(depth, group))
+            with stage("build/expand"):
+                logits, normaliser = space.distribution(depth, bias, group.shape[1])
+                best = best_ids(logits.flatten(0, 1), children).view(*group.shape, children)
+                parts.append((best, above[:, :, None] + log_probs(logits.gather(2, best), normaliser)))
         with stage("build/expand"):
-            logits, normaliser = space.distribution(depth, bias, tokens.shape[1])
-            children = min(fanout, width)
-            slots = best_ids(logits.flatten(0, 1), children).view(*tokens.shape, children)
-            offered = scores[:, :, None] + log_probs(logits.gather(2, slots), normaliser)
+            slots, offered = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
             scores, columns = select(offered.flatten(1), width, None)
             tokens = space.tokens(depth, slots.flatten(1).gather(1, columns))
             kept.append(scores)

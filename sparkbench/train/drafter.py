@@ -7,7 +7,7 @@
     export     the drafter in its published layout, and train.json: what it was made of, and what it is worth
 
 Each part continues where it was interrupted. On a CPU with the same number of threads, training then ends in the very
-weights of a run without interruption. Embedding and head stay the target's.
+weights of a run without interruption. Embedding and head are not trained.
 
 Not covered: writing the answers anew with the target, several GPUs, other drafters than DSpark's.
 """

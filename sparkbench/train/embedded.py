@@ -125,7 +125,7 @@ class _Stages:
 
     def calibration(self) -> dict[str, Any]:
         from sparkbench.chat import encode_chat
-        from sparkbench.drafters.block import CALIBRATION
+        from sparkbench.drafters.loading import CALIBRATION
         from sparkbench.train.calibrate import calibrate
         from sparkbench.train.text import documents
 

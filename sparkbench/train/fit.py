@@ -22,7 +22,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Fit:
-    """What a training run was: mean loss of each tenth of it, wall and CPU seconds over all its sittings."""
+    """What a training was: mean loss of each tenth of each of its phases, wall and CPU seconds over all sittings."""
 
     losses: tuple[float, ...]
     wall_s: float
