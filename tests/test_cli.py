@@ -505,3 +505,15 @@ def test_train_calibration_fits_and_judges_apart(invoke: Callable[..., Done], tm
     headless = invoke("train", "calibration", "--drafter", "dspark-b7+none", "--out", str(out))
     assert headless.code == 2
     assert "no confidence head" in headless.err
+
+
+@pytest.mark.parametrize("command", [("profile",), ("train", "calibration")])
+def test_a_place_where_no_file_can_be_is_refused_before_the_work(
+    invoke: Callable[..., Done], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for out, said in ((tmp_path, "is a folder"), (tmp_path / "file" / "x.json", "cannot be written")):
+        done = invoke(*command, "--out", str(out))
+        assert done.code == 2
+        assert said in done.err
+        assert done.err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -622,3 +623,66 @@ def exact_method(models: golden.Models, variant: str, drafter: str, head: str) -
     if method.needs_costs:
         method.costs = RoundCosts(curves_of(lambda tokens: 1 + 0.05 * tokens))
     return method
+
+
+@pytest.mark.parametrize("source", ["+", "dspark-b7+", "+none", "a+b+c"])
+def test_two_drafters_are_joined_and_no_other_number(source: str) -> None:
+    with pytest.raises(UsageError, match=r"joined as A\+B, or A\+none"):
+        drafters.split_source(source)
+
+
+def test_a_curve_of_another_machine_is_refused(target: Target, tmp_path: Path) -> None:
+    curves = curves_of(lambda tokens: 1 + 0.03 * tokens)
+    for changed, said in (
+        (replace(curves, device="another"), "measured on another"),
+        (replace(curves, dtype="bfloat16"), "in bfloat16"),
+    ):
+        changed.save(tmp_path / "curve.json")
+        variant = registry.Variant.parse(f"dspark:verify-length=scheduled:curve={tmp_path / 'curve.json'}")
+        folder = save_drafter(tmp_path / "drafter", dspark_config("vanilla"))
+        method = registry.build(variant, drafter=drafters.load("dspark", str(folder), target))
+        with pytest.raises(UsageError, match=said):
+            equip([method], target, [1])
+
+
+@pytest.mark.parametrize("temperatures", [3, 9])
+def test_a_calibration_of_another_length_is_refused(target: Target, tmp_path: Path, temperatures: int) -> None:
+    Calibration((1.0,) * temperatures).save(tmp_path / "calibration.json")
+    option = f"dspark:verify-length=delayed:calibration={tmp_path / 'calibration.json'}"
+    folder = save_drafter(tmp_path / "drafter", dspark_config("vanilla"))
+    method = registry.build(registry.Variant.parse(option), drafter=drafters.load("dspark", str(folder), target))
+    with pytest.raises(UsageError, match=rf"it has {temperatures} slots, the drafter .* has 6"):
+        equip([method], target, [1])
+
+
+def test_weights_that_are_no_numbers_are_refused(target: Target, tmp_path: Path) -> None:
+    folder = save_drafter(tmp_path / "drafter", dspark_config("vanilla"))
+    weights = load_file(folder / "model.safetensors")
+    weights["norm.weight"][1] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=r"norm\.weight holds no finite"):
+        drafters.load("dspark", str(folder), target)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"block_size": 0}, "has block_size 0, and 1 to 256 is allowed"),
+        ({"max_position_embeddings": 6}, "has max_position_embeddings 6, and 7 to"),
+        ({"rms_norm_eps": float("nan")}, "has rms_norm_eps nan"),
+        ({"head_dim": -1}, "has head_dim -1"),
+        ({"mask_token_id": True}, "mask_token_id or target_layer_ids"),
+        ({"rope_parameters": [1]}, "has rope_parameters [1], and an object is needed"),
+        ({"layer_types": [[1], [1]]}, "layer_types"),
+        ({"num_attention_heads": 10**12}, "has num_attention_heads 1000000000000"),
+        ({"enable_confidence_head": "true"}, "has enable_confidence_head 'true'"),
+    ],
+)
+def test_impossible_shapes(target: Target, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    folder = save_drafter(tmp_path, dspark_config("vanilla"))
+    config = json.loads((folder / "config.json").read_text()) | change
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError) as caught:
+        drafters.load("dspark", str(folder), target)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -113,7 +113,10 @@ def _models(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
         return f"{part.steps:,} steps, AdamW, peak rate {part.lr:g}, warm-up {part.warmup:.0%}, cosine"
 
     columns: list[tuple[str, ...]] = [
-        ("", "layout", "size", "sliding window", "parameters", "training", "a step", "loss by tenths of each training", "wall", "CPU")
+        (
+            *("", "layout", "size", "sliding window", "parameters", "training", "a step"),
+            *("loss by tenths of each training", "wall", "CPU"),
+        )
     ]
     for name, stage, part in (
         ("target", facts["target"], shape.optimisation),
