@@ -42,7 +42,7 @@ def embedded(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train the embedded target and its drafters: about 70 minutes on two cores.
+    """Train the embedded target and its drafters: about 90 minutes on two cores.
 
     The same command again continues where it stopped.
     """
