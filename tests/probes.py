@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from unittest.mock import patch
 
 import torch
@@ -49,3 +50,20 @@ def drafted_blocks() -> Iterator[list[Block]]:
 
     with patch.object(BlockSession, "draft", watched):
         yield blocks
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """A vanilla Markov head as the search sees it, of two tables [V, r]."""
+
+    w1: Tensor
+    w2: Tensor
+
+    def latents(self, depth: int, tokens: Tensor) -> Tensor:
+        return self.w1[tokens]
+
+    def row(self, row: int) -> "Vanilla":
+        return self
+
+    def on_host(self) -> "Vanilla":
+        return self

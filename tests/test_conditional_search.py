@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from probes import Vanilla
 from torch import Tensor
 
 from sparkbench.decoding.timing import STAGES
@@ -25,21 +26,6 @@ INF = math.inf
 FIELDS = ("tokens", "parents", "depths", "valid", "log_probs")
 EXACT = ("level", "fixed", "heap", "reference", "table")
 builders = pytest.mark.parametrize("builder", EXACT)
-
-
-@dataclass(frozen=True)
-class Vanilla:
-    w1: Tensor
-    w2: Tensor
-
-    def latents(self, depth: int, tokens: Tensor) -> Tensor:
-        return self.w1[tokens]
-
-    def row(self, row: int) -> "Vanilla":
-        return self
-
-    def on_host(self) -> "Vanilla":
-        return self
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import golden_folder
+from probes import Vanilla
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,21 +19,6 @@ from sparkbench.search.candidates import space_of
 FOLDER = golden_folder("sparklingtree")
 CASES = {case["name"]: case for case in json.loads((FOLDER / "cases.json").read_text())["cases"]}
 EXACT = ("level", "fixed", "heap", "reference", "table")
-
-
-@dataclass(frozen=True)
-class Vanilla:
-    w1: Tensor
-    w2: Tensor
-
-    def latents(self, depth: int, tokens: Tensor) -> Tensor:
-        return self.w1[tokens]
-
-    def row(self, row: int) -> "Vanilla":
-        return self
-
-    def on_host(self) -> "Vanilla":
-        return self
 
 
 @dataclass(frozen=True)
