@@ -65,7 +65,7 @@ class DDTree(DFlash):
             return self.build(context, self.budget)
         tree = self.build(context, self._reach)
         with context.stage("build"):
-            width = self._worthwhile(context, tree)
+            width = self._worthwhile(tree)
             if self.cap is not None:
                 width = min(self.cap, tree.width - 1)
             # Nodes that the next round looks at, in few sizes: every other one would have buffers of its own.
@@ -85,12 +85,10 @@ class DDTree(DFlash):
                     builder = "heap" if context.anchors.is_cpu else "level"
                 return BUILDERS[builder](ranked, context.anchors, budget)
 
-    def _worthwhile(self, context: Context, tree: DraftTree) -> int:
+    def _worthwhile(self, tree: DraftTree) -> int:
         """How many of the nodes, the same number in every row, are worth verifying."""
         assert tree.log_probs is not None
         assert self.costs is not None
-        rows = len(context.counts)
         chances = tree.log_probs[:, 1:].exp().cpu().numpy()
-        fixed, each = self.costs.overhead(rows)
-        curve = self.costs.curves.at(rows, max(self.session.cache.host_lengths))
+        curve, fixed, each = self.costs.at(tree.batch, self.session.cache.max_length)
         return tree_width(chances, curve.seconds, fixed, each)

@@ -91,7 +91,7 @@ class DSpark(DFlash):
             lengths = None
             if self.uses_confidence:
                 with context.stage("build/confidence"):
-                    lengths = self.lengths(context, self.confidence(block, context.anchors, drafts))
+                    lengths = self.lengths(self.confidence(block, context.anchors, drafts))
             chosen = logits.gather(2, drafts[..., None])[..., 0]
             log_probs = (chosen - logits.logsumexp(-1)).cumsum(1)
             return DraftTree.chain_of(context.anchors, drafts, log_probs, lengths)
@@ -101,14 +101,13 @@ class DSpark(DFlash):
         previous = torch.cat([anchors[:, None], drafts[:, :-1]], 1)
         return self.drafter.confidence_head(block.hidden, previous, self.drafter.markov_head)
 
-    def lengths(self, context: Context, logits: Tensor) -> list[int]:
+    def lengths(self, logits: Tensor) -> list[int]:
         """How much of each row's chain is verified, from confidence logits [B, L]; the host has to know."""
         options = self.options
         if options.verify_length == "full":
             return threshold_lengths(logits.sigmoid().tolist(), options.confidence_threshold)
         assert self.costs is not None
-        rows, longest = len(context.counts), max(self.session.cache.host_lengths)
-        curve, (fixed, _) = self.costs.curves.at(rows, longest), self.costs.overhead(rows)
+        curve, fixed, _ = self.costs.at(len(logits), self.session.cache.max_length)
         calibration = self.calibration or Calibration.identity(self.drafter.config.draft_length)
         survival = calibration.survival(logits.cpu().numpy()).tolist()
         rule = admit if options.verify_length == "scheduled" else self._delayed.admit

@@ -16,7 +16,7 @@ import torch
 from sparkbench import catalog, drafters, exactness, machine, registry
 from sparkbench.decoding import loop
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request
-from sparkbench.decoding.target import Target
+from sparkbench.decoding.target import Target, dtype_name
 from sparkbench.errors import UsageError
 from sparkbench.exactness import Verdict
 from sparkbench.profiling.costs import RoundCosts, measure_curves, measure_overheads
@@ -71,7 +71,7 @@ def equip(methods: Sequence[Any], target: Any, batch_sizes: Sequence[int]) -> No
 def _known(file: str, target: Any) -> StepCurves:
     """Curves of a file. UsageError: broken, or measured on another device or in another number type."""
     curves = StepCurves.load(file)
-    here = machine.device_name(target.device), str(target.dtype).removeprefix("torch.")
+    here = machine.device_name(target.device), dtype_name(target.dtype)
     if (curves.device, curves.dtype) != here:
         raise UsageError(
             f"curve {file}: it was measured on {curves.device} in {curves.dtype}, and this is {here[0]} in {here[1]}"
@@ -132,7 +132,7 @@ class Loaded:
                 "target": self.target.name,
                 "target_revision": self.target.revision,
                 "drafter_revisions": {name: getattr(d, "revision", None) for name, d in self.drafters.items()},
-                "dtype": str(self.target.dtype).removeprefix("torch."),
+                "dtype": dtype_name(self.target.dtype),
                 "attention": getattr(self.target.model.config, "_attn_implementation", None),
                 "device_name": machine.device_name(device),
                 "torch": machine.versions()["torch"],

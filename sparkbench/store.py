@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkbench.errors import RunError, UsageError
+from sparkbench.files import TEMPORARY, write_whole
 from sparkbench.results import (
     METADATA_PREFIX,
     RUN_FILE,
@@ -39,7 +40,6 @@ from sparkbench.results import (
 
 ANSWERS_FILE = "answers.json"
 LOCK_FILE = ".lock"
-TEMPORARY = ".part-"
 LOADED = "loaded"
 
 
@@ -199,19 +199,10 @@ class Store:
 
     def _write(self, name: Path, content: bytes) -> None:
         path = self.out / name
-        temporary = path.with_name(f"{path.name}{TEMPORARY}{os.getpid()}-{uuid.uuid4().hex[:8]}")
         try:
-            path.parent.mkdir(exist_ok=True)
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException as error:
-            temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise RunError(f"cannot write {path}: {error.strerror}; finished units are kept") from error
-            raise
+            write_whole(path, content)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror}; finished units are kept") from error
 
 
 def _strict_json(value: Any) -> str:

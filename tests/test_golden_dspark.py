@@ -49,7 +49,7 @@ def check_lengths(drafter: BlockDrafter, logits: Tensor, recorded: Case) -> None
         method: Any = registry.build(
             registry.Variant.parse(f"dspark:confidence-threshold={threshold}"), drafter=drafter
         )
-        assert method.lengths(None, logits) == [length], threshold
+        assert method.lengths(logits) == [length], threshold
 
 
 def test_target(models: golden.Models) -> None:

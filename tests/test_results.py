@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkbench.errors import RunError, UsageError
+from sparkbench.files import TEMPORARY
 from sparkbench.results import KEY, ROUNDS, SAMPLES, metadata, read_file, read_rounds, read_run, read_samples
-from sparkbench.store import TEMPORARY, Store
+from sparkbench.store import Store
 
 EXACT = 9007199254740993  # 2**53 + 1: a float64 cannot hold it
 DOCUMENTED_SAMPLES = """

@@ -207,6 +207,11 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(device)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """float32, bfloat16: the name without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """auto, float32 or bfloat16 -> a torch dtype. UsageError otherwise."""
     if dtype == "auto":

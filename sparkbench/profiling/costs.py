@@ -15,7 +15,7 @@ import torch
 
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
 from sparkbench.decoding.target import Target
-from sparkbench.profiling.curve import StepCurves
+from sparkbench.profiling.curve import StepCurve, StepCurves
 from sparkbench.profiling.measure import gathered, step_curve
 
 # Draft nodes a row at which curves are measured.
@@ -30,6 +30,10 @@ class RoundCosts:
 
     curves: StepCurves
     overheads: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    def at(self, rows: int, context: int) -> tuple[StepCurve, float, float]:
+        """What a round of `rows` rows behind `context` tokens costs: the curve, and `overhead`."""
+        return self.curves.at(rows, context), *self.overhead(rows)
 
     def overhead(self, rows: int) -> tuple[float, float]:
         """Seconds a round, and a node of its width, beside the target's forward; of the nearest number of rows."""

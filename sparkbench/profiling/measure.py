@@ -20,7 +20,7 @@ from torch import Tensor
 from sparkbench import machine
 from sparkbench.decoding.accept import match
 from sparkbench.decoding.method import Context, Method
-from sparkbench.decoding.target import Target
+from sparkbench.decoding.target import Target, dtype_name
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
 from sparkbench.decoding.verifier import Verifier
@@ -70,7 +70,7 @@ def gathered(target: Target, curves: Sequence[StepCurve], beside: Mapping[str, A
         target=target.name,
         revision=target.revision,
         device=machine.device_name(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=dtype_name(target.dtype),
         threads=torch.get_num_threads(),
         versions=machine.versions(),
         curves=tuple(curves),

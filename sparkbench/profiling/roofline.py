@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sparkbench.decoding.target import Target
+from sparkbench.decoding.target import Target, dtype_name
 from sparkbench.profiling.experts import mixtures
 
 READ_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -117,7 +117,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype, *, clock: Callable[[
     draws = torch.Generator(device).manual_seed(0)
     square = torch.randn(side, side, generator=draws, device=device).to(dtype)
     product_s = _best(device, lambda: square @ square, clock)
-    return Peaks(read_bytes / read_s, 2 * side**3 / product_s, read_bytes, side, str(dtype).removeprefix("torch."))
+    return Peaks(read_bytes / read_s, 2 * side**3 / product_s, read_bytes, side, dtype_name(dtype))
 
 
 def _best(device: torch.device, work: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -59,7 +59,7 @@ class _Recorder(DSpark):
     def uses_confidence(self) -> bool:
         return True
 
-    def lengths(self, context: Context, logits: Tensor) -> list[int]:
+    def lengths(self, logits: Tensor) -> list[int]:
         self.logits.append(logits)
         return [self.max_nodes] * len(logits)
 

@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparkbench.decoding.target import Target
+from sparkbench.decoding.target import Target, dtype_name
 from sparkbench.errors import RunError, UsageError
+from sparkbench.files import TEMPORARY
 from sparkbench.train.block import reader
 from sparkbench.train.fit import Progress
 from sparkbench.train.recipe import fingerprint
@@ -98,7 +99,7 @@ def build(target: Target, layers: tuple[int, ...], samples: Samples, folder: Pat
         "version": VERSION,
         "target": target.name,
         "target_revision": target.revision,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": dtype_name(target.dtype),
         "weights": signature(target.model.named_parameters()),
         "layers": list(layers),
         "tokens_hash": samples.hash,
@@ -180,7 +181,7 @@ def _is_made(path: Path, identity: str, progress: Progress) -> bool:
 
 def _check_room(folder: Path, needed: int) -> None:
     """RunError: the disk has no room for `needed` bytes."""
-    for leftover in folder.glob("*.tmp"):
+    for leftover in (*folder.glob("*.tmp"), *folder.glob(f"*{TEMPORARY}*")):
         leftover.unlink()
     free = shutil.disk_usage(folder).free
     if needed > free:
