@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from sparkbench.decoding.method import Context, Method
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import BlockSession
 from sparkbench.registry import method
 
 
@@ -37,7 +36,7 @@ class DFlash(Method):
 
     @property
     def max_length(self) -> int | None:
-        return self.drafter.config.max_context - self.drafter.config.block_size
+        return self.drafter.max_length
 
     @property
     def depth(self) -> int:
@@ -46,7 +45,7 @@ class DFlash(Method):
         return min(getattr(self.options, "depth", 0) or length, length)
 
     def begin(self, target: Target, batch: int, capacity: int) -> None:
-        self.session = BlockSession(self.drafter, target, batch, capacity, self.depth)
+        self.session = self.drafter.begin(target, batch, capacity, self.depth)
 
     def propose(self, context: Context) -> DraftTree:
         with context.stage("draft"):

@@ -22,7 +22,7 @@ from torch import Tensor
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import Block
+from sparkbench.drafters.parts import Block
 from sparkbench.errors import UsageError
 from sparkbench.methods.dflash import DFlash
 from sparkbench.registry import method

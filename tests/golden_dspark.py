@@ -34,9 +34,10 @@ from sparkbench.decoding.method import Method
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import Block, BlockDrafter
+from sparkbench.drafters.block import BlockDrafter
 from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.drafters.parts import Block
 
 FOLDER = golden_folder("dspark")
 

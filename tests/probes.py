@@ -12,7 +12,8 @@ from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import Block, BlockSession
+from sparkbench.drafters.block import BlockSession
+from sparkbench.drafters.parts import Block
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -31,11 +32,18 @@ def whole_forward(target: Target, ids: Tensor, layers: tuple[int, ...]) -> tuple
     return verified.logits, verified.features
 
 
-def context_of(target: Target, features: Tensor, counts: Sequence[int], anchors: Sequence[int]) -> Context:
-    """A round in which `counts` rows of `features` [B, n, F * H] are new."""
+def context_of(
+    target: Target,
+    features: Tensor,
+    counts: Sequence[int],
+    anchors: Sequence[int],
+    tokens: Tensor | None = None,
+) -> Context:
+    """A round in which `counts` rows of `features` [B, n, F * H] are new; `tokens` [B, n] are zeros if not given."""
     timer = StageTimer(target.device, recording=False)
     lengths = torch.zeros(len(anchors), dtype=torch.int64)
-    return Context(target, torch.tensor(anchors), lengths, features, counts, 0.0, 0, timer)
+    tokens = torch.zeros(features.shape[:2], dtype=torch.int64) if tokens is None else tokens
+    return Context(target, torch.tensor(anchors), lengths, features, tokens, counts, 0.0, target.stop_ids, 0, timer)
 
 
 @contextmanager

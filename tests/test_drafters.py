@@ -21,9 +21,10 @@ from torch import Tensor
 from sparkbench import drafters, registry
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
-from sparkbench.drafters.block import BlockDrafter, BlockSession, rotate
+from sparkbench.drafters.block import BlockDrafter, BlockSession
 from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.drafters.parts import rotate
 from sparkbench.errors import SparkbenchError, UsageError
 
 Change = Callable[[dict[str, Any]], None]
@@ -245,7 +246,7 @@ def inner(key: str, value: Any) -> Change:
         (put("layer_types", ["full_attention"]), "layer_types"),
         (put("num_attention_heads", 8), "wrong shape"),
         (put("num_hidden_layers", 3), "layer_types"),
-        (drop("dflash_config"), "neither DFlash nor DSpark"),
+        (drop("dflash_config"), "no DFlash, DSpark or DART drafter"),
     ],
 )  # fmt: skip
 def test_config_refusals(target: Target, z_lab: Path, change: Change, said: str) -> None:

@@ -22,8 +22,9 @@ from sparkbench.decoding.method import Method
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import Block, BlockDrafter
+from sparkbench.drafters.block import BlockDrafter
 from sparkbench.drafters.heads import MARKOV_KINDS, BlockHead, MarkovHead
+from sparkbench.drafters.parts import Block
 from sparkbench.errors import SparkbenchError, UsageError
 from sparkbench.models import equip
 from sparkbench.profiling.costs import RoundCosts
@@ -442,7 +443,7 @@ def test_eagle_config(target: Target, tmp_path: Path) -> None:
     config = {key: value for key, value in dspark_config("vanilla").items() if key != "mask_token_id"}
     folder = save_drafter(tmp_path, dspark_config("vanilla"))
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3Eagle3Model"]}))
-    assert "neither DFlash nor DSpark" in refusal(lambda: drafters.load("dspark", str(folder), target))
+    assert "no DFlash, DSpark or DART drafter" in refusal(lambda: drafters.load("dspark", str(folder), target))
 
 
 def test_kinds(target: Target, tmp_path: Path) -> None:
@@ -455,10 +456,9 @@ def test_kinds(target: Target, tmp_path: Path) -> None:
         ("dspark", dflash, f"drafter {dflash}: it has no Markov head, so it is no DSpark drafter"),
         ("dspark", z_lab, f"drafter {z_lab}: it has no Markov head, so it is no DSpark drafter"),
         ("dspark", f"{dspark}+{dflash}", f"drafter {dflash}: it has no Markov head"),
-        ("dflash", f"{dflash}+none", "takes no Markov head; use the method dspark"),
         ("dflash", f"{dflash}+{dspark}", "takes no Markov head; use the method dspark"),
         ("dspark", f"{dspark}+{tmp_path / 'nowhere'}", f"drafter {tmp_path / 'nowhere'}: neither a folder nor"),
-        ("dart-like", dspark, "known: dflash, dspark"),
+        ("dart-like", dspark, "known: dflash, dspark, dart"),
     ):
         assert said in refusal(lambda kind=kind, source=source: drafters.load(kind, str(source), target))  # type: ignore[misc]
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from sparkbench import drafters, registry
 from sparkbench.decoding.accept import match
 from sparkbench.decoding.tree import DraftTree
-from sparkbench.drafters.block import Block, BlockDrafter, BlockSession
+from sparkbench.drafters.block import BlockDrafter, BlockSession
 from sparkbench.drafters.heads import MarkovHead
+from sparkbench.drafters.parts import Block
 from sparkbench.search import CONDITIONAL_BUILDERS
 from sparkbench.train.loss import BlockTargets, slot_weights, terms
 

@@ -1,4 +1,4 @@
-"""Random block drafters for the tiny Qwen3 of conftest, in both published layouts."""
+"""Random drafters for the tiny Qwen3 of conftest, in all published layouts. DART's wants one of five layers."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,8 @@ from torch import Tensor
 from sparkbench.drafters.block import BlockDrafter
 from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.drafters.dart import DartDrafter
+from sparkbench.drafters.dart_config import DartConfig
 
 LAYOUTS = ("z-lab", "deepspec")
 FEATURES = 96  # width of the context features
@@ -50,6 +52,49 @@ def dspark_config(kind: str, *, confidence: str = "markov", rank: int = 4) -> di
         "enable_confidence_head": confidence != "none",
         "confidence_head_with_markov": confidence == "markov",
     }
+
+
+DART_LAYERS = 5
+
+
+def dart_config(rows: int = 97, masks: int = 4) -> dict[str, Any]:
+    """A DART drafter's config, as published, with a head over `rows` tokens."""
+    return {
+        "architectures": ["LlamaForCausalLMDart"],
+        "model_type": "llama",
+        "draft_length": masks,
+        "draft_vocab_size": rows,
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 64,
+    }
+
+
+def save_dart(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
+    """A DART checkpoint with random weights, whose head covers every third token and then others, where not all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    drafter = DartDrafter(DartConfig.read(Checkpoint.open(str(folder)), DART_LAYERS))
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.randn(weight.shape, generator=generator) * 0.3 + ("norm" in name)
+        for name, weight in drafter.state_dict().items()
+    }
+    rows, vocab = config["draft_vocab_size"], config["vocab_size"]
+    ids = torch.arange(vocab)
+    if rows < vocab:
+        ids = torch.cat([ids[::3], ids[1::3]])[:rows].sort().values
+    weights["d2t"] = ids - torch.arange(rows)
+    weights["t2d"] = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def save_drafter(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:

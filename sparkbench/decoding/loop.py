@@ -147,7 +147,16 @@ def _decode(
         method.begin(target, len(rows), capacity)
     drafting = True
     context = Context(
-        target, anchors, cache.lengths, prefill.features, cache.host_lengths, sampling.temperature, 0, timer
+        target=target,
+        anchors=anchors,
+        lengths=cache.lengths,
+        features=prefill.features,
+        tokens=prefill.ids,
+        counts=cache.host_lengths,
+        temperature=sampling.temperature,
+        stop_ids=stop_ids,
+        round=0,
+        timer=timer,
     )
     del prefill
     finished_at = first_at
@@ -162,6 +171,7 @@ def _decode(
             index = torch.tensor(going, device=target.device)
             keys = keys[index]
             context.anchors = context.anchors[index]
+            context.tokens = context.tokens[index]
             context.counts = [context.counts[place] for place in going]
             if context.features is not None:
                 context.features = context.features[index]
@@ -184,6 +194,7 @@ def _decode(
                 verifier.commit(None if in_place else acceptance.path[:, : max(counts)], counts)
             with timer.stage("commit/carry"):
                 method.observe(context, tree, acceptance)
+                context.tokens = torch.cat([context.anchors[:, None], acceptance.tokens[:, : max(counts) - 1]], 1)
                 context.anchors = acceptance.bonus
                 context.features = _carry(verified.features, acceptance.path, max(counts), in_place)
                 context.counts = counts

@@ -27,8 +27,10 @@ class Context:
     lengths:     [B] int64, tokens in the target's cache: the absolute position of the anchor.
     features:    [B, C, F * H], the target's features of what was committed since the last round (in round 0: of the
                  prompt); entries of row b beyond `counts[b]` are garbage. None without feature layers.
-    counts:      valid feature entries of each row, on the host.
+    tokens:      [B, C] int64, the ids of the same positions; the anchor follows them.
+    counts:      valid entries of each row, on the host.
     temperature: of the target's draws.
+    stop_ids:    token ids that end a generation.
     round:       0 in the first round of a batch.
     """
 
@@ -36,8 +38,10 @@ class Context:
     anchors: Tensor
     lengths: Tensor
     features: Tensor | None
+    tokens: Tensor
     counts: Sequence[int]
     temperature: float
+    stop_ids: frozenset[int]
     round: int
     timer: StageTimer
 
@@ -60,8 +64,9 @@ class Method(ABC):
     drafter_kind: the family of drafters it uses (sparkbench.drafters), None without a drafter.
 
     One that takes a budget and needs costs proposes exactly `cap` nodes while its own costs are measured.
-    Who builds an instance gives it `costs` (profiling.costs.RoundCosts) if `needs_costs`, and `calibration`
-    (scheduling.Calibration) if it has one for the drafter.
+    Who builds an instance gives it `costs` (profiling.costs.RoundCosts) if `needs_costs`, `calibration`
+    (scheduling.Calibration) if it has one for the drafter, and `index` (ngram.NgramIndex) if an option `index` names
+    one.
     """
 
     Options: ClassVar[type] = NoOptions
@@ -76,6 +81,7 @@ class Method(ABC):
         self.budget = budget
         self.costs: Any = None
         self.calibration: Any = None
+        self.index: Any = None
         self.cap: int | None = None
 
     @property

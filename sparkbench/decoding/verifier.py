@@ -25,11 +25,13 @@ class Verified:
     """What the target says of a tree.
 
     logits:   [B, N, V] in the model's dtype: the next token after each node.
+    ids:      [B, N] int64: the tokens of the nodes.
     features: [B, N, F * H]: residual streams after the feature layers, joined along channels; None if no layer is
               asked for.
     """
 
     logits: Tensor
+    ids: Tensor
     features: Tensor | None
 
 
@@ -106,7 +108,7 @@ class Verifier:
         hidden = self.target.run(packed.ids, packed.positions, packed.masks, self._stock_cache)
         if last is not None:
             hidden = hidden[torch.arange(len(last), device=hidden.device), last][:, None]
-        return Verified(self.target.head(hidden), self._taps.take())
+        return Verified(self.target.head(hidden), packed.ids, self._taps.take())
 
 
 class FeatureTaps:

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from sparkbench.decoding.target import Target
 
 NO_HEAD = "none"
-KINDS = ("dflash", "dspark")
+KINDS = ("dflash", "dspark", "dart")
 
 
 def load(kind: str, source: str, target: "Target", revision: str | None = None) -> Any:
-    """A drafter of `kind` for `target`, on its device and in its dtype.
+    """A drafter for `target`, on its device and in its dtype.
 
+    kind:   what a method asks for. `dspark` must have a Markov head. The others must have none and serve each other's
+            methods: all that is asked of them is independent logits for each drafted token.
     source: a folder or a hub id; for ablations `BACKBONE+HEAD` of two of them (the first with the Markov head of the
             second and without a confidence head, which was trained for another backbone), or `BACKBONE+none`.
     UsageError: unknown kind, missing or broken files, or a drafter that was made for another target.
@@ -28,15 +30,21 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
     if kind not in KINDS:
         raise UsageError(f"unknown kind of drafter {kind!r}; known: {', '.join(KINDS)}")
     backbone, head = split_source(source)
-    if head is None:
-        return loading.load(source, target, revision, markov=kind == "dspark")
-    if kind == "dflash":
-        raise UsageError(f"drafter {source}: a dflash drafter takes no Markov head; use the method dspark")
     drafter = loading.load(backbone, target, revision)
+    if head is None:
+        if kind != "dspark" and drafter.markov_head is not None:
+            raise UsageError(f"drafter {source}: it has a Markov head, so it is a DSpark drafter")
+        if kind == "dspark" and drafter.markov_head is None:
+            raise UsageError(f"drafter {source}: it has no Markov head, so it is no DSpark drafter")
+        return drafter
+    if kind != "dspark" and head != NO_HEAD:
+        raise UsageError(f"drafter {source}: a {kind} drafter takes no Markov head; use the method dspark")
     drafter.markov_head = drafter.confidence_head = None
     drafter.source = source
     if head != NO_HEAD:
-        other = loading.load(head, target, markov=True)
+        other = loading.load(head, target)
+        if other.markov_head is None:
+            raise UsageError(f"drafter {head}: it has no Markov head, so it is no DSpark drafter")
         drafter.markov_head = other.markov_head
         drafter.revision = "+".join(filter(None, (drafter.revision, other.revision))) or None
     return drafter

@@ -9,7 +9,6 @@ The published layouts are told apart in `block_config.py`; the weights have the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -21,19 +20,8 @@ from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.heads import ConfidenceHead, MarkovHead
+from sparkbench.drafters.parts import MLP, Block, RMSNorm, Rope, RopeTable, rope, rotate
 from sparkbench.scheduling import Calibration
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last axis."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -50,19 +38,6 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(width, config.eps)
 
 
-class MLP(nn.Module):
-    """The gated feed-forward part of a layer."""
-
-    def __init__(self, config: BlockConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
 class Layer(nn.Module):
     """One draft layer, in the pieces that inference and training share."""
 
@@ -72,9 +47,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.eps)
         self.self_attn = Attention(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
 
-    def block_qkv(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def block_qkv(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, n, H] of block slots -> queries [B, heads, n, D], keys and values [B, kv_heads, n, D]."""
         attention = self.self_attn
         h = self.input_layernorm(x)
@@ -117,6 +92,11 @@ class BlockDrafter(nn.Module):
         self.confidence_head = None if reads is None else ConfidenceHead(hidden, reads)
 
     @property
+    def max_length(self) -> int:
+        """Longest committed length behind which a block fits the drafter's context."""
+        return self.config.max_context - self.config.block_size
+
+    @property
     def blocks(self) -> list[Layer]:
         """The layers, typed."""
         return cast(list[Layer], list(self.layers))
@@ -142,7 +122,7 @@ class BlockDrafter(nn.Module):
     def context_kv(
         self,
         features: Tensor,
-        rope: tuple[Tensor, Tensor],
+        rope: Rope,
         weights: tuple[Tensor, Tensor | None, Tensor] | None = None,
     ) -> Tensor:
         """Keys and values of context positions: features [B, n, F * H] -> [layers, 2, B, kv_heads, n, D]."""
@@ -154,26 +134,13 @@ class BlockDrafter(nn.Module):
         keys = F.rms_norm(joint[:, 0], (config.head_dim,), None, config.eps) * norms[:, None, None]
         return torch.stack([rotate(keys, rope), joint[:, 1]], 1).transpose(3, 4)
 
-    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [..., 1, D] of positions [...]; computed in float32."""
-        half = torch.arange(0, self.config.head_dim, 2, device=positions.device).float() / self.config.head_dim
-        angles = positions[..., None].float() * self.config.rope_theta**-half
-        angles = torch.cat([angles, angles], -1)[..., None, :]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> Rope:
+        """Cosines and sines [..., 1, D] of positions [...]."""
+        return rope(positions, self.config.head_dim, self.config.rope_theta, dtype)
 
-
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of x [..., n, heads, D], half-split pairs."""
-    first, second = x.chunk(2, dim=-1)
-    return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """What one drafting forward gives: final hidden states [B, L, H], and logits [B, L, V] without any Markov bias."""
-
-    hidden: Tensor
-    logits: Tensor
+    def begin(self, target: Target, batch: int, capacity: int, depth: int) -> "BlockSession":
+        """A session for `batch` rows that grow to about `capacity` positions, drafting `depth` tokens."""
+        return BlockSession(self, target, batch, capacity, depth)
 
 
 class BlockSession:
@@ -196,9 +163,8 @@ class BlockSession:
         )
         weight, bias, norms = drafter.context_weights()
         self._weights = (weight.t().contiguous().t() if weight.is_cpu else weight, bias, norms)
-        positions = torch.arange(rows, device=target.device)
-        self._cos, self._sin = drafter.rope(positions, target.dtype)
-        self._slots = positions[: config.block_size]
+        self._rope = RopeTable(rows, config.head_dim, config.rope_theta, target.dtype, target.device)
+        self._slots = torch.arange(config.block_size, device=target.device)
         masks = torch.full((1, config.block_size - 1), config.mask_token_id, device=target.device)
         self._mask_embeddings = drafter.embed(masks, target)
 
@@ -208,12 +174,12 @@ class BlockSession:
         assert context.features is not None
         width = context.features.shape[1]
         cache.open(width)
-        cache.write_layers(drafter.context_kv(context.features, self._rope(width), self._weights))
+        cache.write_layers(drafter.context_kv(context.features, self._rope.behind(cache, width), self._weights))
         cache.commit(context.counts)
 
         block = drafter.config.block_size
         cache.open(block)
-        rope = self._rope(block)
+        rope = self._rope.behind(cache, block)
         x = torch.cat(
             [drafter.embed(context.anchors[:, None], self.target), self._mask_embeddings.expand(cache.batch, -1, -1)], 1
         )
@@ -226,14 +192,6 @@ class BlockSession:
 
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
-
-    def _rope(self, width: int) -> tuple[Tensor, Tensor]:
-        """Rotations of the `width` positions behind each row's context."""
-        if self.cache.uniform:
-            start = self.cache.max_length
-            return self._cos[start : start + width], self._sin[start : start + width]
-        positions = self.cache.lengths[:, None] + torch.arange(width, device=self.target.device)
-        return self._cos[positions], self._sin[positions]
 
     def _mask(self, window: int | None) -> Tensor | None:
         """[B, 1, b or 1, span] bool: a slot sees its row's context (within the window) and the whole block."""

@@ -61,8 +61,10 @@ class BlockConfig:
         config, whole = checkpoint.config, checkpoint.whole
         z_lab = isinstance(config.get("dflash_config"), dict)
         if not z_lab and "mask_token_id" not in config:
-            known = "dflash_config (z-lab) or mask_token_id and target_layer_ids (DeepSpec)"
-            raise UsageError(f"drafter {checkpoint.source}: neither DFlash nor DSpark: config.json lacks {known}")
+            known = "dflash_config (z-lab), mask_token_id and target_layer_ids (DeepSpec), or draft_length (DART)"
+            raise UsageError(
+                f"drafter {checkpoint.source}: no DFlash, DSpark or DART drafter: config.json lacks {known}"
+            )
         _check_architecture(checkpoint)
         rank, kind, confidence_rank = (0, "vanilla", None) if z_lab else _heads(checkpoint)
         inner = config["dflash_config"] if z_lab else config

@@ -143,11 +143,13 @@ def draft_seconds(
         return None
     draws = torch.Generator().manual_seed(0)
     session = target.session(batch_size, context, method.feature_layers)
-    features = session.prefill(_prompts(target, batch_size, context, draws)).features
+    prefill = session.prefill(_prompts(target, batch_size, context, draws))
+    features = prefill.features
     session.close()
     timer = StageTimer(target.device, recording=True)
     anchors = _ids(target, (batch_size,), draws)
-    state = Context(target, anchors, session.cache.lengths, features, session.cache.host_lengths, 0.0, 0, timer)
+    lengths, counts = session.cache.lengths, session.cache.host_lengths
+    state = Context(target, anchors, lengths, features, prefill.ids, counts, 0.0, target.stop_ids, 0, timer)
     method.begin(target, batch_size, grown + method.max_nodes + 1)
     seconds = []
     for _ in range(repeats + 2):  # the cold round, which takes in the prompt, and one that warms up
@@ -158,8 +160,10 @@ def draft_seconds(
         timer.take()
         state.counts = [accepted + 1 for accepted in acceptance.accepted.tolist()]
         state.anchors, state.lengths = acceptance.bonus, state.lengths + acceptance.accepted + 1
+        taken = torch.arange(max(state.counts), device=target.device) % context
+        state.tokens = prefill.ids[:, taken]
         if features is not None:
-            state.features = features[:, torch.arange(max(state.counts)) % features.shape[1]]
+            state.features = features[:, taken]
         state.round += 1
     return statistics.median(seconds[2:])
 
