@@ -87,7 +87,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "numpy", "matplotlib", "huggingface_hub", "rich")
+    heavy = ("torch", "transformers", "pyarrow", "numpy", "numba", "matplotlib", "huggingface_hub", "rich")
     code = f"import sys, sparkbench.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT, text=True)
     assert done.stdout == "[]\n"
@@ -96,7 +96,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_help_names_what_there_is_and_nothing_else(invoke: Callable[..., Done]) -> None:
     done = invoke("--help")
     commands = [line.split()[0] for line in done.out.partition("Commands:")[2].splitlines() if line.strip()]
-    assert commands[: commands.index("Try")] == ["run", "list", "doctor", "trace", "profile", "train"]
+    assert commands[: commands.index("Try")] == ["run", "list", "doctor", "trace", "profile", "train", "ngram"]
     assert "modal" not in invoke("run", "--help").out
 
 

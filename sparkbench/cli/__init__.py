@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from sparkbench import __version__
-from sparkbench.cli import doctor, listing, profile, run, trace, train
+from sparkbench.cli import doctor, listing, ngram, profile, run, trace, train
 from sparkbench.cli.console import note, prepare_streams
 from sparkbench.errors import SparkbenchError
 
@@ -47,6 +47,7 @@ app.command("doctor")(doctor.command)
 app.command("trace")(trace.command)
 app.command("profile")(profile.command)
 app.add_typer(train.app, name="train")
+app.add_typer(ngram.app, name="ngram")
 
 
 @app.callback(invoke_without_command=True)

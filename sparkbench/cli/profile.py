@@ -43,6 +43,10 @@ def command(
         Texts,
         typer.Option("--drafter", metavar="METHOD=ID", help="Times its drafting; repeat. Default: the target's own."),
     ] = None,
+    index: Annotated[
+        Texts,
+        typer.Option("--index", metavar="FILE", help="Times look-ups in an n-gram index; repeat. Default: its own."),
+    ] = None,
     tokens: Annotated[
         Texts,
         typer.Option("--tokens", metavar="LIST", help="Tokens a forward, all rows together. Default: 1 to 256."),
@@ -96,8 +100,9 @@ def command(
 
     loaded = load(config, shape, layers)
     methods = drafting(config, loaded, shape)
+    files = indexed(config, shape) if index is None else tuple(index)
     with progress() as shown:
-        profile = measure(loaded, methods, Grid(batches, contexts, widths, config.repeats), shown)
+        profile = measure(loaded, methods, Grid(batches, contexts, widths, config.repeats), shown, files)
     label = config.target if shape is None else shape if layers is None else f"{shape}-{layers}-layers"
     place = default_out(label, loaded.device.type) if out is None else out
     profile.curves.save(place)
@@ -146,6 +151,14 @@ def drafting(config: "SweepConfig", target: Any, shape: str | None) -> dict[str,
         found = drafters.load(kind, catalog.resolve_drafter(kind, target.name, source), target)
         methods[name] = registry.build(registry.Variant.parse(chosen), drafter=found, budget=BUDGET)
     return methods
+
+
+def indexed(config: "SweepConfig", shape: str | None) -> tuple[str, ...]:
+    """The target's own n-gram index, where it is a file of this machine."""
+    from sparkbench import catalog
+
+    known = [each.index for each in catalog.targets() if each.name == config.target and shape is None]
+    return tuple(file for file in known if Path(file).is_file())
 
 
 def numbers(option: str, texts: Sequence[str] | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -200,6 +213,19 @@ def show_profile(profile: "Profile", device: str) -> None:
             for draft in profile.drafts
         ]
         show("", table(names, rows, right=names[1:]))
+    if profile.lookups:
+        names = ["n-gram index", "nodes", "bytes a node", "cold us", "warm us"]
+        rows = [
+            [
+                Path(each.index).name,
+                f"{each.nodes:,}",
+                f"{each.bytes_per_node:.1f}",
+                f"{each.cold_s * 1e6:.2f}",
+                f"{each.warm_s * 1e6:.2f}",
+            ]
+            for each in profile.lookups
+        ]
+        show("", table(names, rows, right=names[1:]), "a context with 25 candidates; cold: pages read from the disk")
     if profile.experts:
         counts = ["distinct experts", "if uniform"]
         rows = [

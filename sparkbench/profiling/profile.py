@@ -14,6 +14,7 @@ from sparkbench.decoding.method import Method
 from sparkbench.decoding.target import Target
 from sparkbench.profiling.curve import StepCurve, StepCurves
 from sparkbench.profiling.experts import ExpertCount, expected_distinct
+from sparkbench.profiling.lookups import LookupTime, lookup_time
 from sparkbench.profiling.measure import (
     StepTime,
     curve_of,
@@ -83,10 +84,13 @@ class Profile:
     rows: tuple[Row, ...]
     drafts: tuple[DraftTime, ...]
     experts: tuple[ExpertCount, ...]
+    lookups: tuple[LookupTime, ...]
 
 
-def measure(target: Target, methods: Mapping[str, Method], grid: Grid, progress: Progress) -> Profile:
-    """Measure a target, and the drafting of `methods`, by name.
+def measure(
+    target: Target, methods: Mapping[str, Method], grid: Grid, progress: Progress, indices: Sequence[str] = ()
+) -> Profile:
+    """Measure a target, the drafting of `methods`, by name, and look-ups in n-gram indices, by file.
 
     UsageError: a number that is not allowed.   RunError: the memory is not enough.
     """
@@ -96,7 +100,7 @@ def measure(target: Target, methods: Mapping[str, Method], grid: Grid, progress:
     work = Work.of(target)
     largest = max(grid.batch_sizes), max(grid.contexts), max(*grid.tokens, *grid.batch_sizes)
     require(f"profiling {target.name}", work.memory_bytes(*largest, target.vocab_size), target.device)
-    progress.start(1 + len(places) * (1 + len(methods)))
+    progress.start(1 + len(places) * (1 + len(methods)) + len(indices))
     peaks = measure_peaks(target.device, target.dtype)
     progress.advance("bandwidth and peak")
     curves: list[StepCurve] = []
@@ -122,14 +126,20 @@ def measure(target: Target, methods: Mapping[str, Method], grid: Grid, progress:
             else:
                 drafts.append(DraftTime(name, method.drafter.source, batch_size, context, seconds))
             progress.advance(f"{name}, {where}")
+    lookups = []
+    for source in indices:
+        lookups.append(lookup_time(source, grid.repeats))
+        progress.advance(f"index {source}")
     beside = {
         "machine": machine.describe(target.device),
         "peaks": asdict(peaks),
         "rows": [asdict(row) for row in rows],
         "drafts": [asdict(draft) for draft in drafts],
         "experts": [asdict(count) for count in experts],
+        "lookups": [asdict(each) for each in lookups],
     }
-    return Profile(gathered(target, curves, beside), peaks, tuple(rows), tuple(drafts), tuple(experts))
+    curve_file = gathered(target, curves, beside)
+    return Profile(curve_file, peaks, tuple(rows), tuple(drafts), tuple(experts), tuple(lookups))
 
 
 def _rows(work: Work, peaks: Peaks, curve: StepCurve, times: Sequence[StepTime], hit: Mapping[int, float]) -> list[Row]:
