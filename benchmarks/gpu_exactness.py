@@ -1,4 +1,4 @@
-"""Exactness on a device: how often DFlash and DDTree differ from AR on the golden models, and how they are classed.
+"""Exactness on a device: how often DFlash, DDTree and DART differ from AR on golden models, and how that is classed.
 
     python benchmarks/gpu_exactness.py [--device cuda]
 
@@ -8,23 +8,45 @@ float32 must give no violation; bfloat16 shows how many outputs are tie flips th
 import argparse
 import collections
 import json
+import tempfile
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from sparkbench import drafters, exactness, registry
 from sparkbench.decoding.loop import DecodeConfig, Request, generate
 from sparkbench.decoding.sampling import Sampling, noise_key
 from sparkbench.decoding.target import Target
+from sparkbench.ngram.build import BuildSpec, Document, build
+from sparkbench.ngram.index import NgramIndex
 
-GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden" / "dflash_ddtree"
-ARMS = (("dflash", None), ("ddtree", 16), ("ddtree", 64), ("ddtree:builder=heap", 64))
+GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
+Arms = tuple[tuple[str, int | None], ...]
+FAMILIES: tuple[tuple[str, str, Arms], ...] = (  # folder, drafter, arms
+    ("dflash_ddtree", "draft", (("dflash", None), ("ddtree", 16), ("ddtree", 64), ("ddtree:builder=heap", 64))),
+    ("dart", "drafter", (("dflash", None), ("dart", 16), ("dart", 60), ("dart:index=none", 60))),
+)
 
 
-def count(device: str, dtype: str, temperature: float, batch: int, prompts: int) -> dict[str, int]:
-    """Exactness classes over all arms, for random prompts of 5 to 60 bytes."""
-    target = Target.load(str(GOLDEN / "target"), device=device, dtype=dtype)
-    drafter = drafters.load("dflash", str(GOLDEN / "draft"), target)
+def indexed(folder: Path, target: Target) -> NgramIndex | None:
+    """The n-gram index of a golden family's text, whose tokens are bytes; None where it has none."""
+    corpus = folder / "ngram" / "corpus.jsonl"
+    if not corpus.is_file():
+        return None
+    texts = [json.loads(line)["text"].encode() for line in corpus.read_text(encoding="utf-8").splitlines()]
+    documents = (Document(np.frombuffer(text, np.uint8)) for text in texts)
+    with tempfile.TemporaryDirectory() as out:
+        return build(documents, Path(out) / "index.safetensors", BuildSpec(target.vocab_size, end_token=0))
+
+
+def count(family: int, device: str, dtype: str, temperature: float, batch: int, prompts: int) -> dict[str, int]:
+    """Exactness classes over all arms of a family, for random prompts of 5 to 60 bytes."""
+    name, own, arms = FAMILIES[family]
+    target = Target.load(str(GOLDEN / name / "target"), device=device, dtype=dtype)
+    drafter = drafters.load("dflash", str(GOLDEN / name / own), target)
+    index = indexed(GOLDEN / name, target)
     draws = torch.Generator().manual_seed(1)
     requests = []
     for _ in range(prompts):
@@ -40,10 +62,11 @@ def count(device: str, dtype: str, temperature: float, batch: int, prompts: int)
         part = requests[start : start + batch]
         references = generate(target, reference_method, part, config)
         if not noise:
-            widths = [(budget or drafter.config.draft_length) + 1 for _, budget in ARMS]
+            widths = [(budget or drafter.config.draft_length) + 1 for _, budget in arms]
             noise = exactness.width_noise(target, part[0], references[0].output_ids, widths, len(part))
-        for name, budget in ARMS:
-            method = registry.build(registry.Variant.parse(name), drafter=drafter, budget=budget)
+        for text, budget in arms:
+            method = registry.build(registry.Variant.parse(text), drafter=drafter, budget=budget)
+            method.index = None if "index=none" in text else index
             for request, reference, other in zip(part, references, generate(target, method, part, config), strict=True):
                 verdict = exactness.classify(target, request, reference, other, sampling, noise, len(part))
                 classes[verdict.exactness] += 1
@@ -57,12 +80,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     found = {}
-    for dtype in ("float32", "bfloat16"):
-        for temperature in (0.0, 0.7, 1.0):
-            for batch in (1, 8):
-                key = f"{dtype} T={temperature} batch={batch}"
-                found[key] = count(arguments.device, dtype, temperature, batch, arguments.prompts)
-                print(f"{key:<26} {found[key]}", flush=True)
+    settings = product(range(len(FAMILIES)), ("float32", "bfloat16"), (0.0, 0.7, 1.0), (1, 8))
+    for family, dtype, temperature, batch in settings:
+        key = f"{FAMILIES[family][0]} {dtype} T={temperature} batch={batch}"
+        found[key] = count(family, arguments.device, dtype, temperature, batch, arguments.prompts)
+        print(f"{key:<40} {found[key]}", flush=True)
     print(json.dumps(found))
 
 

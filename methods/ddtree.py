@@ -29,6 +29,7 @@ _AUTO_START = 64
 class Options:
     """drafter: as for dflash.
 
+    depth:   most tokens drafted; 0 is as many as the drafter can.
     builder: how the tree is searched; all give the same tree. `auto` takes what is faster by
              benchmarks/bench_tree_builders.py: the heap on a CPU, else the level-synchronous search, which never waits
              for the host.
@@ -37,9 +38,14 @@ class Options:
     """
 
     drafter: str = ""
+    depth: int = 0
     builder: Literal["auto", "level", "heap"] = "auto"
     budget: Literal["", "auto"] = ""
     curve: str = ""
+
+    def __post_init__(self) -> None:
+        if self.depth < 0:
+            raise ValueError(f"depth {self.depth} is not allowed: 0 or above")
 
 
 @method("ddtree")

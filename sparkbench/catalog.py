@@ -14,17 +14,23 @@ from sparkbench.errors import UsageError
 from sparkbench.paths import embedded_folder
 
 EMBEDDED = "embedded"
+NO_INDEX = "none"
 
 
 @dataclass(frozen=True)
 class KnownTarget:
-    """A target by name. `drafters`: default source by kind of drafter; `named`: further drafters by short name."""
+    """A target by name.
+
+    drafters: default source by kind of drafter.   named: further drafters by short name.
+    index:    default n-gram index for its tokens; empty where none is known.
+    """
 
     name: str
     source: str
     note: str
     drafters: Mapping[str, str] = field(default_factory=dict)
     named: Mapping[str, str] = field(default_factory=dict)
+    index: str = ""
 
 
 def targets() -> list[KnownTarget]:
@@ -34,20 +40,30 @@ def targets() -> list[KnownTarget]:
         EMBEDDED,
         str(folder / "target"),
         "tiny models that ship with sparkbench; no evidence for real ones",
-        drafters={"dflash": str(folder / "dflash"), "dspark": str(folder / "dspark-b16")},
+        drafters={
+            "dflash": str(folder / "dflash"),
+            "dspark": str(folder / "dspark-b16"),
+            "dart": str(folder / "dart"),
+        },
         named={name: str(folder / name) for name in ("dspark-b7", "dspark-b16")},
+        index=str(folder / "ngram" / "index.safetensors"),
     )
     qwen = KnownTarget(
         "Qwen/Qwen3-4B",
         "Qwen/Qwen3-4B",
         "needs a GPU with 16 GB and the hub",
-        drafters={"dflash": "z-lab/Qwen3-4B-DFlash-b16", "dspark": "shreybirmiwal/Qwen3-4B-DSpark-b16"},
+        drafters={
+            "dflash": "z-lab/Qwen3-4B-DFlash-b16",
+            "dspark": "shreybirmiwal/Qwen3-4B-DSpark-b16",
+            "dart": "fvliang/qwen4b-dart",
+        },
         named={
             "dflash-b16": "z-lab/Qwen3-4B-DFlash-b16",
             "dflash-b7": "deepseek-ai/dflash_qwen3_4b_block7",
             "dspark-b7": "deepseek-ai/dspark_qwen3_4b_block7",
             "dspark-b16": "shreybirmiwal/Qwen3-4B-DSpark-b16",
         },
+        index="fvliang/dart-qwen3-ngram/small.trie",
     )
     return [embedded, qwen]
 
@@ -79,6 +95,22 @@ def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
     if known is None or kind not in known.drafters:
         raise UsageError(f"no {kind} drafter is known for target {target}; name one: --drafter METHOD=FOLDER_OR_HUB_ID")
     return known.drafters[kind]
+
+
+def resolve_index(target: str, wanted: str = "") -> str | None:
+    """The file or hub path of an n-gram index for `target`; None where `wanted` is `none`.
+
+    UsageError: no default is known.
+    """
+    known = _known(target)
+    if wanted == NO_INDEX:
+        return None
+    source = wanted or (known.index if known else "")
+    if not source:
+        raise UsageError(
+            f"no n-gram index is known for target {target}; name one: dart:index=FILE, or index={NO_INDEX}"
+        )
+    return source
 
 
 def _known(name: str) -> KnownTarget | None:

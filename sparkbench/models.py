@@ -43,10 +43,19 @@ def _build(arm: Arm, drafter: object) -> Any:
 
 
 def equip(methods: Sequence[Any], target: Any, batch_sizes: Sequence[int]) -> None:
-    """Give methods what they need to know of this machine and of their drafter: costs and a calibration.
+    """Give methods what lies outside them: an n-gram index, a calibration, and what rounds cost on this machine.
 
     UsageError: an option names a file that is missing or broken.
     """
+    from sparkbench.ngram.sources import load as load_index
+
+    indices: dict[str, Any] = {}
+    for method in methods:
+        if hasattr(method.options, "index"):
+            source = catalog.resolve_index(target.name, method.options.index)
+            if source is not None and source not in indices:
+                indices[source] = load_index(source, target)
+            method.index = None if source is None else indices[source]
     deciding = [method for method in methods if method.needs_costs]
     measured = None
     if any(not method.options.curve for method in deciding):
@@ -123,6 +132,11 @@ class Loaded:
             "machine": machine.describe(device),
             "versions": machine.versions(),
             "git_commit": machine.git_commit(),
+            "indices": {
+                arm.index: dict(method.index.facts)
+                for arm, method in zip(self.arms, self.methods, strict=True)
+                if arm.index is not None and getattr(method, "index", None) is not None
+            },
             "round_costs": {
                 arm.label: dataclasses.asdict(method.costs)
                 for arm, method in zip(self.arms, self.methods, strict=True)

@@ -26,17 +26,19 @@ __all__ = ["Arm", "Plan", "SweepConfig", "Unit", "default_out", "dry_run", "plan
 CHUNK = 8
 TEXT_DATASET = "prompt"
 FILES = ("curve", "calibration")  # options of methods that name files
+AUTO_OPTION = "budget"  # of methods that can choose it
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One thing compared: a variant at a budget. `drafter` is its source, None without one."""
+    """One thing compared: a variant at a budget. `drafter` and `index` are their sources, None without one."""
 
     method: str
     variant: str
     budget: int | None
     drafter_kind: str | None
     drafter: str | None
+    index: str | None = None
 
     @property
     def label(self) -> str:
@@ -96,6 +98,8 @@ def plan(config: SweepConfig) -> Plan:
         for source in drafters.split_source(arm.drafter or ""):
             if source and source != drafters.NO_HEAD:
                 sources[f"drafter {source}"] = source_identity(source, None)
+        if arm.index is not None:
+            sources[f"index {arm.index}"] = source_identity(arm.index, None)
         for option, text in registry.Variant.parse(arm.variant).options:
             if option in FILES and (option, text) != ("calibration", "none"):
                 if not Path(text).is_file():
@@ -177,16 +181,20 @@ def _arms(config: SweepConfig) -> tuple[Arm, ...]:
         if kind is not None:
             wanted = dict(variant.options).get("drafter") or config.drafters.get(variant.method)
             drafter = catalog.resolve_drafter(kind, config.target, wanted or config.drafters.get(kind, ""))
+        options = variant.typed_options()
+        index = catalog.resolve_index(config.target, options.index) if hasattr(options, "index") else None
         for name, budget in _budgets(variant, method, config):
-            arms.append(Arm(variant.method, name, budget, kind, drafter))
+            arms.append(Arm(variant.method, name, budget, kind, drafter, index))
     return tuple(dict.fromkeys(arms))
 
 
 def _budgets(variant: registry.Variant, method: Any, config: SweepConfig) -> list[tuple[str, int | None]]:
     """A variant with each budget; one that finds its budgets by itself has an option that says so, and no number."""
-    if not method.takes_budget or ("budget", AUTO) in variant.options:
+    if not method.takes_budget or (AUTO_OPTION, AUTO) in variant.options:
         return [(variant.canonical, None)]
-    automatic = f"{variant.canonical}:budget={AUTO}"
+    if AUTO in config.budgets and not hasattr(method.Options, AUTO_OPTION):
+        raise UsageError(f"budget {AUTO} is not allowed for {method.name}, which does not choose budgets")
+    automatic = f"{variant.canonical}:{AUTO_OPTION}={AUTO}"
     return [
         (registry.Variant.parse(automatic).canonical, None) if isinstance(each, str) else (variant.canonical, each)
         for each in config.budgets

@@ -120,10 +120,10 @@ def test_typed_options() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nonsense", "autoregressive, ddtree, dflash"),
+        ("nonsense", "autoregressive, dart, ddtree, dflash"),
         ("", "known: autoregressive"),
-        ("ddtree:size=3", "known: drafter, builder"),
-        ("ddtree:heap", "known: drafter, builder"),
+        ("ddtree:size=3", "known: drafter, depth, builder"),
+        ("ddtree:heap", "known: drafter, depth, builder"),
         ("ddtree:builder=fast", "level, heap"),
         ("ddtree:builder=heap:builder=level", "twice"),
         ("ar:drafter=x", "known: none"),

@@ -114,6 +114,7 @@ def show_targets(entries: list[dict[str, Any]]) -> None:
         for entry in entries
         for kind, source in {**entry["drafters"], **entry["named"]}.items()
     ]
+    rows += [[entry["name"], "n-gram index", entry["index"]] for entry in entries if entry["index"]]
     show(table(("target", "drafter", "from"), rows), "")
 
 

@@ -72,7 +72,7 @@ def drafter(
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option("--start", metavar="ID", help="The DSpark drafter to begin with. Default: the recipe's."),
+        typer.Option("--start", metavar="ID", help="The drafter to begin with. Default: the recipe's."),
     ] = None,
     data: Annotated[
         str | None,
@@ -94,10 +94,11 @@ def drafter(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train a DSpark drafter for a target by a recipe, begun with another drafter.
+    """Train a DSpark or DART drafter for a target by a recipe.
 
-    The target runs once over all conversations, and what it says is kept on disk (the size is printed first). The same
-    command again continues where it stopped.
+    A DSpark drafter begins with another one; a DART drafter with random weights, or with another one. The target runs
+    once over all conversations, and what it says is kept on disk (the size is printed first). The same command again
+    continues where it stopped.
     """
     from sparkbench.train import drafter_recipe
 

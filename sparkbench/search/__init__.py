@@ -10,6 +10,10 @@ Where a Markov head adds a bias that depends on the parent's token:
 
     tree = CONDITIONAL_BUILDERS["level"](logits, head, anchors, SearchSpec(budget), context.stage)
 
+Where an n-gram index knows which tokens follow each other:
+
+    tree = continuity_tree(logits, anchors, history, index, ContinuitySpec(budget), stop_ids, context.stage)
+
 All builders, but for `beam`, return the same tree: the `budget` best nodes by cumulative log-probability, in one
 order, ties included.
 """
@@ -25,6 +29,7 @@ from sparkbench.search.beam import beam_tree, planned_widths, widths
 from sparkbench.search.candidates import SearchSpec, Stage, TreeHead, quiet
 from sparkbench.search.conditional import fixed_tree
 from sparkbench.search.conditional import level_tree as conditional_level_tree
+from sparkbench.search.continuity import ContinuitySpec, continuity_tree, warm_up
 from sparkbench.search.heap import heap_tree
 from sparkbench.search.host import check_table, reference_tree, table_tree
 from sparkbench.search.host import heap_tree as conditional_heap_tree
@@ -76,13 +81,16 @@ __all__ = [
     "CONDITIONAL_BUILDERS",
     "Builder",
     "ConditionalBuilder",
+    "ContinuitySpec",
     "Ranked",
     "SearchSpec",
     "TreeHead",
     "check_spec",
+    "continuity_tree",
     "fixed_tree",
     "heap_tree",
     "level_tree",
     "rank",
+    "warm_up",
     "widths",
 ]
