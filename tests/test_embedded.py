@@ -104,6 +104,35 @@ def test_spark_exact_on_the_bundled_prompts(tmp_path: Path) -> None:
     )
 
 
+DART = (
+    "dart",
+    "dart:index=none",
+    "dart:score=paper:order=2:ngram-weight=2",
+    "dart:drafter=dspark-b7+none:beam=5",
+    "dflash:drafter=dart",
+    "ddtree:drafter=dart",
+)
+
+
+def test_dart_exact_on_a_few_prompts(tmp_path: Path) -> None:
+    settings = {"methods": DART, "datasets": ("humaneval", "mt-bench"), "limit": 2, "max_new_tokens": 24}
+    assert_identical(samples_of(tmp_path / "run", temperatures=(0.0, 1.0), batch_sizes=(2,), budgets=(24,), **settings))
+
+
+@pytest.mark.slow
+def test_dart_exact_on_the_bundled_prompts(tmp_path: Path) -> None:
+    """And its tree holds more than its chain, with and without the n-gram term."""
+    settings = {"methods": DART, "limit": 6, "max_new_tokens": 48}
+    table = samples_of(tmp_path / "run", temperatures=(0.0, 1.0), batch_sizes=(1, 4), budgets=(60,), **settings)
+    assert_identical(table)
+
+    def tau(variant: str) -> float:
+        rows = table.filter(pc.equal(table["variant"], variant))
+        return pc.sum(rows["committed_sum"]).as_py() / pc.sum(rows["rounds"]).as_py()
+
+    assert min(tau("dart"), tau("dart:index=none")) > tau("dflash:drafter=dart") > 1.8
+
+
 @pytest.mark.slow
 def test_a_tree_accepts_more_than_its_chain(tmp_path: Path) -> None:
     """SparklingTree's 64 nodes hold more than DSpark's chain, pooled over the six sets, for both blocks."""

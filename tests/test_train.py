@@ -13,37 +13,38 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from probes import context_of
 
 from sparkbench import drafters
 from sparkbench.chat import encode_chat
-from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
-from sparkbench.decoding.timing import StageTimer
-from sparkbench.drafters.block import BlockSession
 from sparkbench.errors import RunError, UsageError
 from sparkbench.paths import embedded_folder
 from sparkbench.prompts import dataset_names
 from sparkbench.train import block, corpus, embedded, packing, responses, target, tokenizer
 from sparkbench.train.card import WARNING
-from sparkbench.train.family import DRAFTERS, STAGES, folder_name
+from sparkbench.train.family import DRAFTERS, INDEX, STAGES, folder_name
 from sparkbench.train.recipe import (
     CalibrationRecipe,
     CorpusRecipe,
+    DartRecipe,
     DrafterRecipe,
     FigureRecipe,
+    NgramRecipe,
     Optimisation,
     Phase,
     Recipe,
     ResponseRecipe,
     TargetRecipe,
 )
+from sparkbench.train.slots import hidden_at
 from sparkbench.train.storage import load_json, load_tensors
 from sparkbench.train.text import Document, Message, documents
 from sparkbench.train.vary import NAMES, vary
 
 
-def tiny_drafter(**changes: Any) -> DrafterRecipe:
-    shape = DrafterRecipe(
+def tiny_drafter(kind: type[DrafterRecipe] = DrafterRecipe, **changes: Any) -> DrafterRecipe:
+    shape = kind(
         hidden_size=16,
         intermediate_size=16,
         heads=2,
@@ -88,6 +89,8 @@ TINY = Recipe(
     dflash=tiny_drafter(),
     dspark_b7=tiny_drafter(markov_rank=4, ce_weight=0.1, l1_weight=0.9, confidence_weight=1.0, block_size=3),
     dspark_b16=tiny_drafter(markov_rank=4, ce_weight=0.1, l1_weight=0.9, confidence_weight=1.0),
+    dart=tiny_drafter(DartRecipe, layers=1),
+    ngram=NgramRecipe(documents=30),
     calibration=CalibrationRecipe(documents=90, max_new_tokens=8),
     figures=FigureRecipe(held_out=4, prompts=1, max_new_tokens=2),
 )
@@ -196,7 +199,7 @@ def test_an_interrupted_target_ends_as_an_uninterrupted_one(made: Path, words: A
         target.train(other, schedule, rows, words, state, silent)
 
 
-@pytest.mark.parametrize("name", ["dflash", "dspark_b16"])
+@pytest.mark.parametrize("name", ["dflash", "dspark_b16", "dart"])
 def test_an_interrupted_drafter_ends_as_an_uninterrupted_one(
     made: Path, tiny_target: Target, tmp_path: Path, name: str
 ) -> None:
@@ -290,27 +293,17 @@ def test_training_sees_what_inference_sees(tiny_target: Target) -> None:
     features = session.prefill(ids.tolist()).features
     session.close()
     assert features is not None
-    trained = block.block_hidden(drafter, tiny_target, features, ids.gather(1, anchors), anchors)
+    trained = hidden_at(drafter, tiny_target, features, ids, anchors)
 
-    timer = StageTimer(tiny_target.device, recording=False)
     for row in range(2):
         for place, anchor in enumerate(anchors[row].tolist()):
-            context = Context(
-                tiny_target,
-                ids[row, anchor][None],
-                torch.tensor([anchor]),
-                features[row : row + 1, :anchor],
-                [anchor],
-                0.0,
-                0,
-                timer,
-            )
-            inferred = BlockSession(drafter, tiny_target, 1, 32).draft(context).hidden[0]
+            context = context_of(tiny_target, features[row : row + 1, :anchor], [anchor], [int(ids[row, anchor])])
+            inferred = drafter.begin(tiny_target, 1, 32, 4).draft(context).hidden[0]
             torch.testing.assert_close(trained[row, place], inferred, rtol=1e-4, atol=1e-4)
 
     changed = features.clone()
     changed[0, 7:] += 1.0
-    hidden = block.block_hidden(drafter, tiny_target, changed, ids.gather(1, anchors), anchors)
+    hidden = hidden_at(drafter, tiny_target, changed, ids, anchors)
     assert torch.equal(hidden[0, :2], trained[0, :2])
     assert not torch.allclose(hidden[0, 2], trained[0, 2])
 
@@ -341,6 +334,8 @@ def test_the_card_tells_what_was_made(made: Path, tiny_target: Target) -> None:
         "4 steps",
         "| pooled | ddtree | 64 |",
         "| pooled | sparklingtree | 64 |",
+        "| pooled | dart | 64 |",
+        "| n-gram index | of the second training's first 30 documents, ",
         "| dspark-b16 | after |",
     ):
         assert part in card
@@ -359,6 +354,8 @@ def test_the_packaged_family_is_small_and_rounded() -> None:
     assert {file.parent.name for file in files} >= {"target", *map(folder_name, DRAFTERS)}
     assert sum(file.stat().st_size for file in files) < 40e6
     for file in files:
+        if file == folder / INDEX:
+            continue
         tensors, _ = load_tensors(file)
         assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     card = (folder / "README.md").read_text(encoding="utf-8")

@@ -5,8 +5,6 @@ blocks of 7 in the DeepSpec layout.
 """
 
 import json
-import random
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,6 +17,7 @@ import torch
 from conftest import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_training import save_recipe, save_target, silent, talk
 
 from sparkbench import cli, drafters, hub
 from sparkbench.decoding.target import Target
@@ -28,49 +27,27 @@ from sparkbench.drafters.checkpoint import Checkpoint
 from sparkbench.errors import RunError, UsageError
 from sparkbench.train import conversations, drafter, drafter_recipe, features, samples, storage, tokenizer
 from sparkbench.train.anchored import Acceptance, Anchored, Blocks, draw_anchors
-from sparkbench.train.block import block_hidden, export, trainable
+from sparkbench.train.block import export, trainable
 from sparkbench.train.drafter_recipe import PublishedRecipe
 from sparkbench.train.features import CachedSequence, FeatureCache
 from sparkbench.train.loss import BlockTargets, block_loss, slot_weights
 from sparkbench.train.samples import Sample, Samples
+from sparkbench.train.slots import block_hidden
+from sparkbench.train.start import begin
 from sparkbench.train.storage import load_json, load_tensors
 
 NAME = "qwen3-4b-dspark-b16"
-NAMES = ("Ada", "Ben", "Cleo", "Dan")
 THINKING = tokenizer.CHAT_TEMPLATE.replace(
     "message['content']",
     "('<think>\n\n</think>\n\n' if loop.last and message['role'] == 'assistant' else '') + message['content']",
 )
 
 
-def silent(line: str) -> None:
-    """Progress that nobody reads."""
-
-
-def talk(number: int) -> list[dict[str, str]]:
-    """A conversation of two turns whose answers follow from few facts."""
-    draw = random.Random(number)
-    name, low = draw.choice(NAMES), draw.randrange(5)
-    first = " ".join(str(low + step) for step in range(20))
-    return [
-        {"from": "human", "value": f"Count from {low} for {name}."},
-        {"from": "gpt", "value": f"Of course, {name}: {first}. That is all."},
-        {"from": "human", "value": "Thanks!"},
-        {"from": "gpt", "value": f"You are welcome, {name}. Ask me again whenever you want to count."},
-    ]
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with target, start (blocks of 7), talks.jsonl and recipe.toml: 20 steps on tiny shapes."""
     folder = tmp_path_factory.mktemp("drafter")
-    rows = [talk(number) for number in range(24)]
-    words = tokenizer.learn((turn["value"] for row in rows for turn in row), 300, 512)
-    (folder / "talks.jsonl").write_text("".join(json.dumps({"conversations": row}) + "\n" for row in rows))
-    model = tiny_model(vocab=len(words))
-    model.save_pretrained(folder / "target")
-    words.save_pretrained(folder / "target")
-
+    model, words = save_target(folder, layers=3)
     config = {
         "architectures": ["Qwen3DSparkModel"],
         "block_size": 7,
@@ -93,33 +70,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "enable_confidence_head": True,
         "confidence_head_with_markov": True,
     }
-    start = BlockDrafter(BlockConfig.read(Checkpoint("start", folder, None, config)))
+    built = BlockDrafter(BlockConfig.read(Checkpoint("start", folder, None, config)))
     generator = torch.Generator().manual_seed(7)
-    for weight in trainable(start).values():
+    for weight in trainable(built).values():
         if weight.dim() > 1:
             torch.nn.init.normal_(weight, std=0.05, generator=generator)
-    start.embed_tokens.weight = model.get_input_embeddings().weight
-    start.lm_head.weight = model.get_output_embeddings().weight
-    export(start, config, folder / "start")
+    built.embed_tokens.weight = model.get_input_embeddings().weight
+    built.lm_head.weight = model.get_output_embeddings().weight
+    export(built, config, folder / "start")
 
-    text = (drafter_recipe.BUNDLED / f"{NAME}.toml").read_text()
-    for key, value in (
-        ("target", json.dumps(str(folder / "target"))),
-        ("start", json.dumps(str(folder / "start"))),
-        ("source", json.dumps(str(folder / "talks.jsonl"))),
-        ("num_anchors", 8),
-        ("markov_rank", 8),
-        ("eval_share", 0.15),
-        ("max_length", 160),
-        ("steps", 20),
-        ("global_batch", 3),
-        ("lr", 1e-2),
-        ("precision", '"float32"'),
-        ("save_every", 100),
-    ):
-        text, count = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)
-        assert count == 1, key
-    (folder / "recipe.toml").write_text(text)
+    start = json.dumps(str(folder / "start"))
+    save_recipe(folder, NAME, {"start": start, "num_anchors": 8, "markov_rank": 8})
     return folder
 
 
@@ -152,7 +113,7 @@ def test_the_bundled_recipe_is_the_published_one() -> None:
     recipe = drafter_recipe.read(drafter_recipe.find(NAME))
     model, data, training = recipe.model, recipe.data, recipe.training
     assert (model.target, model.start) == ("Qwen/Qwen3-4B", "deepseek-ai/dspark_qwen3_4b_block7")
-    assert (model.block_size, model.num_anchors, data.max_length, recipe.seed) == (16, 32, 768, 42)
+    assert (model.draft_length, model.num_anchors, data.max_length, recipe.seed) == (16, 32, 768, 42)
     assert (data.repo, data.rows, data.eval_share) == ("mlabonne/open-perfectblend", 2400, 0.05)
     assert (training.steps, training.global_batch, training.betas) == (600, 32, (0.9, 0.999))
     rates = [training.optimisation.lr_at(step) for step in range(600)]
@@ -172,6 +133,11 @@ def test_the_bundled_recipe_is_the_published_one() -> None:
         ("lr = 1e-4", 'lr = "high"', "training.lr 'high' is not allowed: a number"),
         ("eval_share = 0.05", "eval_share = 1", "data.eval_share 1.0 is not allowed: above 0 and below 1"),
         ("betas = [0.9, 0.999]", "betas = [0.9]", "training.betas [0.9] is not allowed: a list of two numbers"),
+        ('kind = "dspark"', "", "the key model.kind is missing"),
+        ('"dspark"', '"eagle"', "model.kind 'eagle' is not allowed: dspark, dart"),
+        ('"dspark"', '"dart"', "unknown key model.block_size; allowed here: kind, target, start, num_anchors, draft_"),
+        ("decay = 4.0", "gamma = 0.6", "unknown key loss.gamma; allowed here: ce_weight, l1_weight"),
+        ('start = "deepseek-ai/dspark_qwen3_4b_block7"', 'start = ""', "model.start '' is not allowed: a known name"),
         ('"vanilla"', '"plain"', "model.markov_kind 'plain' is not allowed: vanilla, gated, rnn"),
         ("ce_weight = 0.1", "ce_weight = -1", "loss.ce_weight -1.0 is not allowed: 0 or above"),
         ("seed = 42", "seed = 42 43", "is no TOML file"),
@@ -325,7 +291,7 @@ def test_samples_are_cut_and_dropped_by_the_recipe(target: Target, recipe: Publi
 @given(mask=st.lists(st.booleans(), min_size=3, max_size=30), length=st.integers(1, 9), count=st.integers(1, 6))
 def test_anchors_and_slots_stay_inside_answers(mask: list[bool], length: int, count: int) -> None:
     flags = torch.tensor(mask)
-    possible = [i for i in range(len(mask) - 1) if mask[i] and mask[i + 1]]
+    possible = [i for i in range(1, len(mask) - 1) if mask[i] and mask[i + 1]]
     anchors = draw_anchors(flags, count, torch.Generator().manual_seed(1))
     assert len(anchors) == min(count, len(possible))
     assert set(anchors.tolist()) <= set(possible)
@@ -437,23 +403,23 @@ def cache(target: Target, found: Samples, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("part", [1, 3, None])
 def test_parts_give_the_gradient_of_the_whole(
-    part: int | None, target: Target, recipe: PublishedRecipe, cache: FeatureCache, made: Path
+    part: int | None, target: Target, recipe: PublishedRecipe, cache: FeatureCache
 ) -> None:
-    trained = drafter.warm_start(Checkpoint.open(str(made / "start")), target, recipe)
+    trained = begin(recipe, target).drafter
+    assert isinstance(trained, BlockDrafter)
     sequence = cache.read(0, target.device)
     anchors = draw_anchors(sequence.mask, 8, torch.Generator().manual_seed(3))
     by_slot = slot_weights(16, recipe.loss.decay)
-    value = Anchored(trained, target, "float32", part).backward(sequence, anchors, by_slot, recipe.loss, 0.5)
+    value = Anchored(trained, target, "float32", part).backward(sequence, anchors, by_slot, recipe.loss.weights, 0.5)
     parts = {name: weight.grad for name, weight in trainable(trained).items()}
     trained.zero_grad(set_to_none=True)
 
     blocks = Blocks.at(anchors, sequence, 16)
     assert not blocks.learnt.all()
-    ids = sequence.ids[anchors]
-    hidden = block_hidden(trained, target, sequence.features[None], ids[None], anchors[None])[0]
+    hidden = block_hidden(trained, target, sequence.features[None], sequence.ids[None], anchors[None])[0]
     wanted = target.head(sequence.final[blocks.places])
     targets = BlockTargets(blocks.previous, blocks.labels, by_slot * blocks.learnt, wanted)
-    loss = block_loss(trained, target, hidden, targets, recipe.loss)
+    loss = block_loss(trained, target, hidden, targets, recipe.loss.weights)
     (loss * 0.5).backward()
     torch.testing.assert_close(value, loss.detach())
     for name, weight in trainable(trained).items():
@@ -462,15 +428,14 @@ def test_parts_give_the_gradient_of_the_whole(
         torch.testing.assert_close(parts[name], weight.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_chances_are_overlaps_of_distributions(
-    target: Target, recipe: PublishedRecipe, cache: FeatureCache, made: Path
-) -> None:
-    trained = drafter.warm_start(Checkpoint.open(str(made / "start")), target, recipe)
+def test_chances_are_overlaps_of_distributions(target: Target, recipe: PublishedRecipe, cache: FeatureCache) -> None:
+    trained = begin(recipe, target).drafter
+    assert isinstance(trained, BlockDrafter)
     sequence = cache.read(1, target.device)
     anchors = draw_anchors(sequence.mask, 4, torch.Generator().manual_seed(3))
     chances, learnt = Anchored(trained, target, "float32", 3).chances(sequence, anchors)
     with torch.no_grad():
-        hidden = block_hidden(trained, target, sequence.features[None], sequence.ids[anchors][None], anchors[None])[0]
+        hidden = block_hidden(trained, target, sequence.features[None], sequence.ids[None], anchors[None])[0]
         plain = target.model(sequence.ids[None], use_cache=False).logits[0]
     assert trained.markov_head is not None
     w1, w2 = trained.markov_head.markov_w1.weight, trained.markov_head.markov_w2.weight
@@ -560,13 +525,12 @@ def test_reduced_precision_trains_float32_weights(made: Path, recipe: PublishedR
     ],
 )
 def test_a_start_with_other_heads_is_refused(
-    change: dict[str, Any], message: str, made: Path, target: Target, recipe: PublishedRecipe
+    change: dict[str, Any], message: str, target: Target, recipe: PublishedRecipe
 ) -> None:
-    start = Checkpoint.open(str(made / "start"))
     with pytest.raises(UsageError, match=message):
-        drafter.warm_start(start, target, replace(recipe, model=replace(recipe.model, **change)))
+        begin(replace(recipe, model=replace(recipe.model, **change)), target)
     with pytest.raises(UsageError, match="max_length 513 is not allowed"):
-        drafter.warm_start(start, target, replace(recipe, data=replace(recipe.data, max_length=513)))
+        begin(replace(recipe, data=replace(recipe.data, max_length=513)), target)
 
 
 # The command --------------------------------------------------------------------------
@@ -605,7 +569,7 @@ def test_the_command_trains_and_continues(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["qwen4"], f"unknown recipe 'qwen4'; allowed: a file FILE.toml, or one of {NAME}"),
+        (["qwen4"], f"unknown recipe 'qwen4'; allowed: a file FILE.toml, or one of qwen3-4b-dart, {NAME}"),
         (["none.toml"], "unknown recipe 'none.toml'"),
         ([NAME, "--steps", "0"], "training.steps 0 is not allowed"),
         ([NAME, "--data", "rows.csv"], "data.source 'rows.csv' is not allowed: hub or a file FILE.jsonl"),

@@ -2,7 +2,8 @@
 
 The published training (DSpark, arXiv 2607.05147, and its code): anchors are positions where the token and its successor
 are the assistant's, drawn uniformly without replacement, anew every time a sequence is seen; where there are fewer than
-wanted, all are taken. A slot is learnt where its label and all labels before it in the block are the assistant's.
+wanted, all are taken. A slot is learnt where its label and all labels before it in the block are the assistant's. DART
+(2601.19278) publishes only that a prefix has its own masks; it is trained at the same anchors.
 
 Logits of all blocks at once would not fit: 32 anchors of 16 slots over 151,936 tokens are 311 MB in float32, several
 times over. The drafter's layers run once for all blocks; head and loss run over a few anchors at a time, each part
@@ -19,11 +20,11 @@ import torch
 from torch import Tensor
 
 from sparkbench.decoding.target import Target
-from sparkbench.drafters.block import BlockDrafter
-from sparkbench.train.block import block_hidden
+from sparkbench.train.block import Drafter
 from sparkbench.train.features import CachedSequence
 from sparkbench.train.loss import BlockTargets, LossWeights, block_loss
 from sparkbench.train.samples import candidates
+from sparkbench.train.slots import hidden_at
 
 MOST_LOGITS = 1 << 25  # logits of a part; 128 MiB in float32
 
@@ -66,7 +67,7 @@ class Anchored:
     default as many as MOST_LOGITS allow.
     """
 
-    def __init__(self, drafter: BlockDrafter, target: Target, precision: str, part: int | None = None) -> None:
+    def __init__(self, drafter: Drafter, target: Target, precision: str, part: int | None = None) -> None:
         self.drafter, self.target = drafter, target
         self.number_type = getattr(torch, precision)
         length = drafter.config.draft_length
@@ -118,11 +119,10 @@ class Anchored:
 
     def _hidden(self, sequence: CachedSequence, anchors: Tensor) -> Tensor:
         """Final hidden states [K, L, H] of all blocks."""
-        ids = sequence.ids[anchors]
         with self._autocast(anchors.device), warnings.catch_warnings():
             # Norms with float32 weights read bfloat16 states, which is meant; torch warns that no fused kernel does.
             warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
-            return block_hidden(self.drafter, self.target, sequence.features[None], ids[None], anchors[None])[0]
+            return hidden_at(self.drafter, self.target, sequence.features[None], sequence.ids[None], anchors[None])[0]
 
     def _parts(self, count: int) -> Iterator[slice]:
         return (slice(first, first + self.part) for first in range(0, count, self.part))

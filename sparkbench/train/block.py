@@ -1,19 +1,14 @@
-"""Training block drafters on the target's answers: DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147).
+"""Training drafters on the target's answers: DFlash (arXiv 2602.06036), DSpark (2607.05147) and DART (2601.19278).
 
-A block begins at an anchor, a token of an answer drawn at random, and predicts the tokens behind it. All blocks
-of an answer run in one forward. A mask shows each block the features of the positions before its anchor and its
-own slots: it cannot see other blocks, nor the text it is to predict. The pieces are those of inference; only the
-way context reaches them differs (all positions at once, masked, instead of a growing cache). Embedding, head and
-features are the frozen target's.
-
-The loss is in `loss.py`. Not covered: sliding windows while training: the drafter's window is as long as the longest
-sequence it is trained on.
+A block begins at an anchor, a token of an answer drawn at random, and predicts the tokens behind it (`slots.py`). The
+features are the frozen target's; so are embedding and head, but for DART's head, which begins as a copy. The loss is
+in `loss.py`.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,38 +19,50 @@ from sparkbench.decoding.verifier import FeatureTaps
 from sparkbench.drafters.block import BlockDrafter
 from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
+from sparkbench.drafters.dart import DartDrafter
+from sparkbench.drafters.dart_config import DartConfig
 from sparkbench.train.fit import Fit, Progress, compiled, epoch_batch, fit, restore_weights, step_generator
-from sparkbench.train.loss import BlockTargets, block_loss, slot_weights
-from sparkbench.train.recipe import DrafterRecipe, fingerprint
+from sparkbench.train.loss import BlockTargets, LossWeights, block_loss, slot_weights
+from sparkbench.train.recipe import DartRecipe, DrafterRecipe, fingerprint
 from sparkbench.train.responses import Responses
+from sparkbench.train.slots import hidden_at
 from sparkbench.train.storage import digest, save_json, save_tensors
+
+Drafter = BlockDrafter | DartDrafter
+LOOK_BACK = 4.0
+
+
+class Shape(Protocol):
+    """What a drafter's layers are like, whatever its kind."""
+
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
 
 
 def checkpoint_config(recipe: DrafterRecipe, target: Target, mask_token_id: int) -> dict[str, Any]:
-    """config.json: in the z-lab layout without a Markov head (DFlash), in the DeepSpec layout with one (DSpark)."""
-    shape = {
+    """config.json: in the z-lab layout (DFlash), with a Markov head in the DeepSpec layout (DSpark), or in DART's."""
+    layers = {"target_layer_ids": list(recipe.target_layer_ids)}
+    if isinstance(recipe, DartRecipe):
+        return dart_config(recipe, recipe.block_size - recipe.shifted, target) | layers | {"shifted": recipe.shifted}
+    rope = {"rope_theta": recipe.rope_theta, "rope_scaling": None}
+    shape = _shape(recipe, recipe.layers, target) | {
         "model_type": "qwen3",
-        "dtype": "bfloat16",
-        "vocab_size": target.vocab_size,
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.layers,
         "num_target_layers": target.num_layers,
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.kv_heads,
-        "head_dim": recipe.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": target.max_context,
-        "attention_bias": False,
         "layer_types": ["sliding_attention"] * recipe.layers,
         "use_sliding_window": True,
         "sliding_window": recipe.max_length,
         "block_size": recipe.block_size,
     }
-    inner = {"mask_token_id": mask_token_id, "target_layer_ids": list(recipe.target_layer_ids)}
+    inner = {"mask_token_id": mask_token_id} | layers
     if not recipe.markov_rank:
-        rope = {"rope_theta": recipe.rope_theta, "rope_scaling": None}
         return {"architectures": ["DFlashDraftModel"]} | shape | rope | {"dflash_config": inner}
     return {
         "architectures": ["Qwen3DSparkModel"],
@@ -71,53 +78,93 @@ def checkpoint_config(recipe: DrafterRecipe, target: Target, mask_token_id: int)
     }
 
 
-def build(recipe: DrafterRecipe, config: dict[str, Any], target: Target, seed: int) -> BlockDrafter:
-    """A drafter with random weights that depend only on the seed; embedding and head are copies of the target's."""
-    drafter = BlockDrafter(BlockConfig.read(Checkpoint("recipe", Path(), None, config)))
-    generator = step_generator(seed)
-    for weight in trainable(drafter).values():
-        if weight.dim() > 1:
-            nn.init.normal_(weight, std=recipe.init_std, generator=generator)
-    if drafter.config.own_embedding:
-        drafter.embed_tokens.weight = target.model.get_input_embeddings().weight
-        drafter.lm_head.weight = target.model.get_output_embeddings().weight
-    return drafter
-
-
-def trainable(drafter: BlockDrafter) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name: all but the copies of the target's embedding and head."""
+def dart_config(shape: Shape, masks: int, target: Target) -> dict[str, Any]:
+    """config.json of a DART drafter for `target`, as published: its head covers the vocabulary, and the layers it
+    reads follow from the target's number of layers."""
     return {
-        name: weight
-        for name, weight in drafter.named_parameters(remove_duplicate=False)
-        if not name.startswith(("embed_tokens.", "lm_head."))
+        "architectures": ["LlamaForCausalLMDart"],
+        "model_type": "llama",
+        **_shape(shape, 1, target),
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None,
+        "draft_length": masks,
+        "draft_vocab_size": target.vocab_size,
     }
 
 
-def block_hidden(
-    drafter: BlockDrafter, target: Target, features: Tensor, anchor_ids: Tensor, anchors: Tensor
-) -> Tensor:
-    """Final hidden states [B, K, L, H] of the L drafted slots at K anchors a row.
+def _shape(shape: Shape, layers: int, target: Target) -> dict[str, Any]:
+    return {
+        "dtype": "bfloat16",
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": target.max_context,
+        "attention_bias": False,
+    }
 
-    features:   [B, S, F * H], the target's features of the rows' tokens.
-    anchor_ids: [B, K], the anchors' tokens.   anchors: [B, K], their positions.
+
+def build(recipe: DrafterRecipe, config: dict[str, Any], target: Target, seed: int) -> Drafter:
+    """A drafter with random weights that depend only on the seed; embedding and head are copies of the target's."""
+    checkpoint = Checkpoint("recipe", Path(), None, config)
+    drafter: Drafter
+    if isinstance(recipe, DartRecipe):
+        drafter = DartDrafter(DartConfig.read(checkpoint, target.num_layers))
+    else:
+        drafter = BlockDrafter(BlockConfig.read(checkpoint))
+    initialise(drafter, target, recipe.init_std, seed)
+    return drafter
+
+
+def initialise(drafter: Drafter, target: Target, std: float, seed: int) -> None:
+    """Random weights that depend only on the seed; embedding and head are the target's, or DART's head a copy."""
+    generator = step_generator(seed)
+    for name, weight in trainable(drafter).items():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=std, generator=generator)
+        elif name.endswith("bias"):
+            nn.init.zeros_(weight)
+    if isinstance(drafter, DartDrafter):
+        nn.init.normal_(drafter.midlayer.mask_rep, generator=generator)
+        drafter.lm_head.weight.data.copy_(target.model.get_output_embeddings().weight)
+        look_back(drafter, target, generator)
+    elif drafter.config.own_embedding:
+        drafter.embed_tokens.weight = target.model.get_input_embeddings().weight
+        drafter.lm_head.weight = target.model.get_output_embeddings().weight
+
+
+@torch.no_grad()
+def look_back(drafter: DartDrafter, target: Target, generator: torch.Generator) -> None:
+    """Make the masks of a new drafter attend to the rows just before them.
+
+    All masks ask the same question, and neither queries nor keys are normed, so with plain random weights a mask sees
+    the mean of the whole prefix and takes thousands of steps to find its end. Here the vector that inputs have in
+    common gets a key of ones, and the mask vector a query of ones: under RoPE their product falls with the distance.
     """
-    config = drafter.config
-    length, block = features.shape[1], config.block_size
-    slots = torch.arange(length, device=features.device)
-    context = drafter.context_kv(features, drafter.rope(slots, features.dtype))
+    layer, config = drafter.midlayer, drafter.config
+    ids = torch.randint(target.vocab_size, (4, 64), generator=generator)
+    session = target.session(len(ids), ids.shape[1], config.target_layer_ids)
+    features = session.prefill(ids.tolist()).features
+    session.close()
+    assert features is not None
+    weight = drafter.fc.weight
+    embedded = target.embed(ids[:, 1:].to(target.device)).to(weight)
+    common = layer.inputs(embedded, drafter.fc(features[:, :-1].to(weight))).mean((0, 1))
+    for projection, vector in ((layer.self_attn.k_proj, common), (layer.self_attn.q_proj, layer.mask_rep)):
+        projection.weight.mul_(2.0)
+        projection.weight.add_(LOOK_BACK * vector / vector.pow(2).sum())  # every row alike: the outer product with ones
 
-    masks = torch.full((*anchors.shape, block - 1), config.mask_token_id, device=features.device)
-    x = drafter.embed(torch.cat([anchor_ids[..., None], masks], 2).flatten(1), target)
-    positions = (anchors[..., None] + torch.arange(block, device=features.device)).flatten(1)
-    rope = drafter.rope(positions, x.dtype)
-    owner = torch.arange(x.shape[1], device=features.device) // block  # the block of each slot
-    own = (owner[:, None] == owner).expand(len(x), -1, -1)
-    seen = torch.cat([slots < anchors[:, owner, None], own], 2)[:, None]
-    for layer, (context_keys, context_values) in zip(drafter.blocks, map(torch.unbind, context), strict=True):
-        queries, keys, values = layer.block_qkv(x, rope)
-        keys, values = torch.cat([context_keys, keys], 2), torch.cat([context_values, values], 2)
-        x = layer.attend(x, queries, keys, values, seen)
-    return drafter.norm(x.unflatten(1, (-1, block))[:, :, config.first_slot :])
+
+def trainable(drafter: Drafter) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name: all but what is the target's own."""
+    frozen = ("embed_tokens.", "lm_head.") if isinstance(drafter, BlockDrafter) else ()
+    named = drafter.named_parameters(remove_duplicate=False)
+    return {name: weight for name, weight in named if not name.startswith(frozen)}
 
 
 def train(
@@ -132,7 +179,7 @@ def train(
     *,
     start: Path | None = None,
     stop_after: int | None = None,
-) -> tuple[BlockDrafter, Fit]:
+) -> tuple[Drafter, Fit]:
     """Train a drafter for `target` in the recipe's phases; it and its curve.
 
     The state of phase n is `folder/state_name(name, n)`; training continues from those that are there.
@@ -185,7 +232,7 @@ def state_name(name: str, phase: int) -> str:
     return f"{name}-state-{phase + 1}.safetensors"
 
 
-def export(drafter: BlockDrafter, config: dict[str, Any], folder: Path) -> None:
+def export(drafter: Drafter, config: dict[str, Any], folder: Path) -> None:
     """Write the drafter in its published layout, bfloat16 safetensors."""
     save_json(folder / "config.json", config)
     weights = {name: weight.to(torch.bfloat16).clone() for name, weight in drafter.state_dict().items()}
@@ -213,9 +260,10 @@ def reader(target: Target, layers: tuple[int, ...], precision: str) -> Callable[
     return read
 
 
-def _step_loss(drafter: BlockDrafter, target: Target, recipe: DrafterRecipe) -> Callable[..., Tensor]:
+def _step_loss(drafter: Drafter, target: Target, recipe: DrafterRecipe) -> Callable[..., Tensor]:
     """The weighted mean loss, of features, final states, ids [B, S], ends [B, 1], anchors [B, K], slot weights [L]."""
     number_type = getattr(torch, recipe.precision)
+    terms = LossWeights(recipe.ce_weight, recipe.l1_weight, recipe.confidence_weight, recipe.kl_weight)
     offsets = torch.arange(drafter.config.draft_length)
 
     def step_loss(
@@ -225,12 +273,12 @@ def _step_loss(drafter: BlockDrafter, target: Target, recipe: DrafterRecipe) -> 
         inside = places.clamp(max=ids.shape[1] - 2)
         rows = torch.arange(len(ids))[:, None, None]
         with torch.autocast(ids.device.type, dtype=number_type, enabled=number_type != torch.float32):
-            hidden = block_hidden(drafter, target, features, ids.gather(1, anchors), anchors)
+            hidden = hidden_at(drafter, target, features, ids, anchors)
             with torch.no_grad():
-                wanted = target.head(final[rows, inside]) if recipe.l1_weight else None
+                wanted = target.head(final[rows, inside]) if terms.l1 or terms.kl else None
             targets = BlockTargets(
                 ids[rows, inside], ids[rows, inside + 1], by_slot * (places + 1 < ends[..., None]), wanted
             )
-            return block_loss(drafter, target, hidden, targets, recipe)
+            return block_loss(drafter, target, hidden, targets, terms)
 
     return step_loss

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkbench.train.family import DRAFTERS, folder_name
-from sparkbench.train.recipe import Optimisation, Recipe
+from sparkbench.train.recipe import DartRecipe, Optimisation, Recipe
 
 WARNING = "A ranking of methods on these embedded models is no evidence for real ones."
 _LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -25,8 +25,8 @@ A tiny target and its drafters, made by `sparkbench train embedded` from synthet
 can be tried without a GPU and without downloads. **{WARNING}**
 The target knows a bounded world of short programs, worked arithmetic and simple requests, and nothing else.
 
-Weights: bfloat16 safetensors, {megabytes:.1f} MB in all, licence MIT. All figures below are measured with
-these rounded weights, loaded as float32 on a CPU.
+Weights (bfloat16) and n-gram index: safetensors, {megabytes:.1f} MB in all, licence MIT. All figures below
+are measured with these rounded weights, loaded as float32 on a CPU.
 
 ## Data
 
@@ -96,6 +96,12 @@ def _data(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
                 f"the target's answers to these, {answers['answer_tokens']:,} tokens; "
                 f"{answers['sampled']:,} of {answers['responses']:,} at temperature 1, the others greedy",
             ),
+            (
+                "n-gram index",
+                f"of the second training's first {facts['ngram']['documents']:,} documents, "
+                f"{facts['ngram']['tokens']:,} tokens: {facts['ngram']['nodes']:,} nodes, "
+                f"{facts['ngram']['bytes'] / 1e6:.1f} MB",
+            ),
             ("held out", "the documents after those, and the bundled prompts"),
         ],
     )
@@ -138,16 +144,16 @@ def _models(recipe: Recipe, facts: dict[str, dict[str, Any]]) -> str:
         draft, stage, before = getattr(recipe, name), facts[name], DRAFTERS[name]
         layers = ", ".join(map(str, draft.target_layer_ids))
         heads = f", {draft.markov_kind} Markov head of rank {draft.markov_rank}" if draft.markov_rank else ""
-        layout = (
-            f"{'DeepSpec' if draft.markov_rank else 'z-lab'}, block {draft.block_size}, features of {layers}{heads}"
-        )
+        dart = isinstance(draft, DartRecipe)
+        kind = "DART, head of its own" if dart else "DeepSpec" if draft.markov_rank else "z-lab"
+        layout = f"{kind}, block {draft.block_size}, features of {layers}{heads}"
         start = f"begins with {folder_name(before)}; " if before else ""
         columns.append(
             (
                 folder_name(name),
                 layout,
                 size(draft),
-                str(draft.max_length),
+                "none" if dart else str(draft.max_length),
                 f"{stage['parameters']:,}",
                 start + "; then ".join(schedule(phase.optimisation) for phase in draft.phases),
                 f"{draft.sequences_per_step} answers, {draft.anchors} blocks of each",

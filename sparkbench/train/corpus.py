@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparkbench.chat import encode_chat
 from sparkbench.train import packing, tokenizer
 from sparkbench.train.recipe import CorpusRecipe, Recipe
@@ -42,6 +44,36 @@ def make(recipe: Recipe, folder: Path) -> dict[str, Any]:
     prompts = [encode_chat(words, prompt) for document in asked for prompt in user_prompts(document)]
     save_json(folder / "prompts.json", prompts)
     return facts | {"prompts": len(prompts)}
+
+
+def count(recipe: Recipe, words: Any, out: Path) -> dict[str, Any]:
+    """Write the n-gram index of DART: of the target's second training text; facts about it."""
+    from sparkbench.ngram.build import BuildSpec, Document, build
+
+    shape = recipe.corpus
+    text = varied(recipe.seed, 0, recipe.ngram.documents, shape.varied)
+    spec = BuildSpec(
+        vocab_size=len(words),
+        order=recipe.ngram.order,
+        end_token=words.convert_tokens_to_ids(tokenizer.END_OF_TEXT),
+        corpus=f"sparkbench.train.text, seed {recipe.seed}, {recipe.ngram.documents:,} documents, "
+        f"{shape.varied:.0%} of them varied",
+        tokenizer="embedded",
+    )
+
+    def encoded() -> Iterator[Document]:
+        while chunk := list(islice(text, _CHUNK)):
+            for ids in packing.encode(words, chunk):
+                yield Document(np.array(ids))
+
+    out.parent.mkdir(exist_ok=True)
+    index = build(encoded(), out, spec)
+    return {
+        "documents": recipe.ngram.documents,
+        "tokens": index.total_tokens,
+        "nodes": index.nodes,
+        "bytes": index.bytes,
+    }
 
 
 def user_prompts(document: Document) -> list[list[dict[str, str]]]:

@@ -1,31 +1,28 @@
-"""`sparkbench train drafter`: trains a DSpark drafter for a target by a published recipe, begun with another drafter.
+"""`sparkbench train drafter`: trains a DSpark or DART drafter for a target by a published recipe.
 
     read       rows of the data set -> conversations
-    load       target and start drafter; conversations -> tokens and masks
+    load       target and what the drafter begins with (start.py); conversations -> tokens and masks
     features   the target runs once over every sequence; kept in WORK/features
     train      AdamW on float32 weights, from the cache alone; kept in WORK/drafter-state.safetensors
     export     the drafter in its published layout, and train.json: what it was made of, and what it is worth
 
 Each part continues where it was interrupted. On a CPU with the same number of threads, training then ends in the very
-weights of a run without interruption. Embedding and head are not trained.
+weights of a run without interruption. Embedding and head are not trained, but for DART's head.
 
-Not covered: writing the answers anew with the target, several GPUs, other drafters than DSpark's.
+Not covered: writing the answers anew with the target, several GPUs, drafters of other kinds.
 """
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparkbench import catalog, drafters, machine
+from sparkbench import catalog, machine
 from sparkbench.decoding.target import Target, resolve_device
-from sparkbench.drafters.block import BlockDrafter
-from sparkbench.drafters.checkpoint import Checkpoint
-from sparkbench.errors import UsageError
 from sparkbench.train import conversations, features, samples
 from sparkbench.train.anchored import Acceptance, Anchored, draw_anchors
 from sparkbench.train.block import export, trainable
@@ -34,6 +31,7 @@ from sparkbench.train.features import FeatureCache
 from sparkbench.train.fit import Fit, Progress, epoch_batch, fit, step_generator
 from sparkbench.train.loss import slot_weights
 from sparkbench.train.recipe import fingerprint
+from sparkbench.train.start import begin
 from sparkbench.train.storage import save_json
 
 SHOWN = 10  # bad rows that are named one by one
@@ -60,8 +58,8 @@ def train(
     progress(f"data: {len(rows)} rows of {origin}")
     source = catalog.resolve_target(recipe.model.target)
     target = Target.load(source, name=recipe.model.target, dtype=recipe.training.precision, device=str(place))
-    start = Checkpoint.open(catalog.resolve_drafter("dspark", recipe.model.target, recipe.model.start))
-    drafter = warm_start(start, target, recipe)
+    start = begin(recipe, target)
+    drafter = start.drafter
 
     found, remarks = samples.make(target.tokenizer, rows, recipe)
     for remark in remarks[:SHOWN]:
@@ -81,12 +79,8 @@ def train(
     after = measure(anchored, cache, recipe, place)
     progress(f"trained: {describe(after)}")
 
-    config = start.config | {
-        "block_size": recipe.model.block_size,
-        "num_anchors": recipe.model.num_anchors,
-        "dtype": "bfloat16",
-    }
-    export(drafter.eval(), config, out)
+    drafter.eval()
+    export(drafter, start.config, out)
     record = {
         "recipe": recipe.as_json(),
         "data": {
@@ -100,7 +94,7 @@ def train(
             "hash": found.hash,
         },
         "target": {"name": target.name, "revision": target.revision},
-        "start": {"name": start.source, "revision": start.revision},
+        "start": start.source and {"name": start.source.source, "revision": start.source.revision},
         "features": cache.fingerprint,
         "fit": asdict(curve),
         "held_out": {"start": asdict(before), "trained": asdict(after)},
@@ -111,34 +105,6 @@ def train(
     }
     save_json(out / RECORD, record)
     return record
-
-
-def warm_start(start: Checkpoint, target: Target, recipe: PublishedRecipe) -> BlockDrafter:
-    """The start drafter with the recipe's block size, its own weights float32 and with gradients.
-
-    All weights must be there and fit the target. UsageError: they do not, or its heads are not the recipe's.
-    """
-    drafter: BlockDrafter = drafters.load("dspark", start.source, target, start.revision)
-    config, model = drafter.config, recipe.model
-    with_markov = None if config.confidence_rank is None else config.confidence_rank > 0
-    for key, own, wanted in (
-        ("markov_rank", config.markov_rank, model.markov_rank),
-        ("markov_kind", config.markov_kind, model.markov_kind),
-        ("confidence_with_markov", with_markov, model.confidence_with_markov),
-    ):
-        if own != wanted:
-            raise UsageError(f"start {start.source}: its {key} is {own}, and the recipe says {wanted}")
-    longest = min([config.max_context, target.max_context, *(w for w in config.windows if w is not None)])
-    if recipe.data.max_length > longest:
-        raise UsageError(
-            f"data.max_length {recipe.data.max_length} is not allowed: target and start {start.source} "
-            f"see {longest} tokens at most"
-        )
-    drafter.config = replace(config, block_size=model.block_size)
-    for weight in trainable(drafter).values():
-        weight.data = weight.data.float().contiguous()
-        weight.requires_grad_(True)
-    return drafter.train()
 
 
 def run(
@@ -153,6 +119,7 @@ def run(
     """Train the drafter of `anchored` in place, continuing from `state` where it exists; the curve."""
     training, weights = recipe.training, trainable(anchored.drafter)
     by_slot = slot_weights(anchored.drafter.config.draft_length, recipe.loss.decay).to(device)
+    terms = recipe.loss.weights
     identity = fingerprint(recipe.computation(), cache.fingerprint, features.signature(weights.items()))
 
     def step_loss(step: int) -> Tensor:
@@ -163,7 +130,7 @@ def run(
             sequence = cache.read(index, device)
             generator = step_generator(recipe.seed, step, place)
             anchors = draw_anchors(sequence.mask, recipe.model.num_anchors, generator)
-            losses.append(anchored.backward(sequence, anchors, by_slot, recipe.loss, 1 / len(batch)))
+            losses.append(anchored.backward(sequence, anchors, by_slot, terms, 1 / len(batch)))
         return torch.stack(losses).mean()
 
     return fit(weights, step_loss, training.optimisation, state, identity, progress, stop_after, training.log_every)

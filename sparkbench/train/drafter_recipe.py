@@ -1,12 +1,14 @@
 """The recipe of `sparkbench train drafter`: a TOML file that holds everything that decides the outcome.
 
-No key has a default, so that a file says all there is to say and none can change its meaning later. Unknown keys,
-missing keys and impossible values are refused in one line. Some recipes come with the package and are known by name.
+No key has a default, so that a file says all there is to say and none can change its meaning later. Which keys [model]
+and [loss] hold follows from `kind`, the kind of drafter. Unknown keys, missing keys and impossible values are refused
+in one line. Some recipes come with the package and are known by name.
 
 Not covered: what a stage does with the values; see the module of the stage.
 """
 
 import json
+import math
 import tomllib
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 from sparkbench.drafters.heads import MARKOV_KINDS
 from sparkbench.errors import UsageError
+from sparkbench.train.loss import LossWeights
 from sparkbench.train.recipe import Optimisation
 
 BUNDLED = Path(__file__).resolve().parent / "recipes"
@@ -22,21 +25,83 @@ PRECISIONS = ("bfloat16", "float32")
 WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", tuple: "a list of two numbers"}
 
 
+Rules = list[tuple[str, bool, str]]  # key, whether its value is possible, what is allowed
+_NAMED = "a known name, a folder or a hub id"
+
+
 @dataclass(frozen=True)
-class ModelPart:
+class _Model:
     """What is trained. target, start: embedded or a known name, a folder, or a hub id.
 
-    start: the DSpark drafter whose weights training begins with; the Markov and confidence keys must be its own.
-    block_size, num_anchors: slots of a block, and blocks of a sequence. Neither changes the shape of a weight.
+    start: the drafter whose weights training begins with.   num_anchors: blocks of a sequence.
     """
 
+    kind: str
     target: str
     start: str
-    block_size: int
     num_anchors: int
+
+    def rules(self) -> Rules:
+        return [
+            ("target", bool(self.target), _NAMED),
+            ("num_anchors", self.num_anchors >= 1, "1 or above"),
+        ]
+
+
+@dataclass(frozen=True)
+class DsparkModel(_Model):
+    """A DSpark drafter. The Markov and confidence keys must be those of the start.
+
+    block_size: slots of a block; it changes the shape of no weight.
+    """
+
+    block_size: int
     markov_rank: int
     markov_kind: str
     confidence_with_markov: bool
+
+    @property
+    def draft_length(self) -> int:
+        return self.block_size
+
+    def rules(self) -> Rules:
+        return [
+            *super().rules(),
+            ("start", bool(self.start), _NAMED),
+            ("block_size", 1 <= self.block_size <= 256, "1 to 256"),
+            ("markov_rank", self.markov_rank >= 1, "1 or above"),
+            ("markov_kind", self.markov_kind in MARKOV_KINDS, ", ".join(MARKOV_KINDS)),
+        ]
+
+
+@dataclass(frozen=True)
+class DartModel(_Model):
+    """A DART drafter, whose head covers the whole vocabulary. An empty start stands for random weights.
+
+    draft_length: tokens drafted, d; the published config.json counts masks under this name, which are one fewer.
+    heads, kv_heads, head_dim, intermediate_size, rope_theta: of its layer; those of the start, if there is one.
+    init_std:     of the random matrices.
+    """
+
+    draft_length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_theta: float
+    init_std: float
+
+    def rules(self) -> Rules:
+        return [
+            *super().rules(),
+            ("draft_length", 1 <= self.draft_length <= 256, "1 to 256"),
+            ("kv_heads", self.kv_heads >= 1, "1 or above"),
+            ("heads", self.heads >= 1 and self.heads % max(1, self.kv_heads) == 0, "a multiple of model.kv_heads"),
+            ("head_dim", self.head_dim >= 2 and self.head_dim % 2 == 0, "an even number, 2 or above"),
+            ("intermediate_size", self.intermediate_size >= 1, "1 or above"),
+            ("rope_theta", self.rope_theta > 0, "above 0"),
+            ("init_std", self.init_std > 0, "above 0"),
+        ]
 
 
 @dataclass(frozen=True)
@@ -58,13 +123,52 @@ class DataPart:
 
 
 @dataclass(frozen=True)
-class LossPart:
+class DsparkLoss:
     """Weights of the three terms (loss.py), and the decay of a slot's weight, exp(-j / decay)."""
 
     ce_weight: float
     l1_weight: float
     confidence_weight: float
     decay: float
+
+    @property
+    def weights(self) -> LossWeights:
+        return LossWeights(self.ce_weight, self.l1_weight, self.confidence_weight)
+
+    def rules(self) -> Rules:
+        return [
+            *((name, getattr(self, name) >= 0, "0 or above") for name in _names(DsparkLoss)[:3]),
+            ("ce_weight", self.weights != LossWeights(), "above 0, or another weight must be"),
+            ("decay", self.decay > 0, "above 0"),
+        ]
+
+
+@dataclass(frozen=True)
+class DartLoss:
+    """Weight of the divergence from the target's distribution (loss.py), and gamma: slot j weighs gamma^j."""
+
+    kl_weight: float
+    gamma: float
+
+    @property
+    def weights(self) -> LossWeights:
+        return LossWeights(kl=self.kl_weight)
+
+    @property
+    def decay(self) -> float:
+        return -1 / math.log(self.gamma) if self.gamma < 1 else math.inf
+
+    def rules(self) -> Rules:
+        return [
+            ("kl_weight", self.kl_weight > 0, "above 0"),
+            ("gamma", 0 < self.gamma <= 1, "above 0 and at most 1"),
+        ]
+
+
+KINDS: dict[str, dict[str, Any]] = {  # kind of drafter -> its parts
+    "dspark": {"model": DsparkModel, "loss": DsparkLoss},
+    "dart": {"model": DartModel, "loss": DartLoss},
+}
 
 
 @dataclass(frozen=True)
@@ -95,9 +199,9 @@ class PublishedRecipe:
     """A whole recipe. UsageError at construction: an impossible value."""
 
     seed: int
-    model: ModelPart
+    model: DsparkModel | DartModel
     data: DataPart
-    loss: LossPart
+    loss: DsparkLoss | DartLoss
     training: TrainingPart
 
     def __post_init__(self) -> None:
@@ -107,25 +211,16 @@ class PublishedRecipe:
                 value = getattr(getattr(self, part) if part else self, name)
                 raise UsageError(f"{key} {value!r} is not allowed: {allowed}")
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        """(key, whether its value is possible, what is allowed)."""
+    def _rules(self) -> Rules:
         model, data, loss, training = self.model, self.data, self.loss, self.training
-        weights = (loss.ce_weight, loss.l1_weight, loss.confidence_weight)
         return [
             ("seed", 0 <= self.seed < 1 << 63, "a whole number from 0 to 2^63 - 1"),
-            ("model.target", bool(model.target), "a known name, a folder or a hub id"),
-            ("model.start", bool(model.start), "a known name, a folder or a hub id"),
-            ("model.block_size", 1 <= model.block_size <= 256, "1 to 256"),
-            ("model.num_anchors", model.num_anchors >= 1, "1 or above"),
-            ("model.markov_rank", model.markov_rank >= 1, "1 or above"),
-            ("model.markov_kind", model.markov_kind in MARKOV_KINDS, ", ".join(MARKOV_KINDS)),
+            *((f"model.{key}", possible, allowed) for key, possible, allowed in model.rules()),
+            *((f"loss.{key}", possible, allowed) for key, possible, allowed in loss.rules()),
             ("data.source", data.source == HUB or data.source.endswith(".jsonl"), "hub or a file FILE.jsonl"),
             ("data.rows", data.rows >= 0, "0 (all) or above"),
             ("data.eval_share", 0 < data.eval_share < 1, "above 0 and below 1"),
-            ("data.max_length", data.max_length > model.block_size, "above model.block_size"),
-            *((f"loss.{name}", getattr(loss, name) >= 0, "0 or above") for name in _names(LossPart)[:3]),
-            ("loss.ce_weight", sum(weights) > 0, "above 0, or another weight must be"),
-            ("loss.decay", loss.decay > 0, "above 0"),
+            ("data.max_length", data.max_length > model.draft_length, f"above {model.draft_length}, a block"),
             *((f"training.{name}", getattr(training, name) >= 1, "1 or above") for name in _COUNTS),
             ("training.lr", training.lr > 0, "above 0"),
             ("training.warmup", 0 <= training.warmup <= 1, "0 to 1"),
@@ -138,7 +233,7 @@ class PublishedRecipe:
     @property
     def least_loss_tokens(self) -> int:
         """Tokens of answers that a sequence must have to be used: two blocks' worth, as published."""
-        return 2 * self.model.block_size
+        return 2 * self.model.draft_length
 
     def override(
         self,
@@ -196,14 +291,24 @@ def read(path: Path) -> PublishedRecipe:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no TOML file: {error}") from None
     try:
-        recipe: PublishedRecipe = _part(PublishedRecipe, table, "")
+        recipe: PublishedRecipe = _part(PublishedRecipe, table, "", _parts(table))
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     return recipe
 
 
-def _part(kind: Any, table: dict[str, Any], prefix: str) -> Any:
-    """A dataclass from a table with exactly its keys."""
+def _parts(table: dict[str, Any]) -> dict[str, Any]:
+    """The parts whose keys depend on the kind of drafter."""
+    model = table.get("model")
+    if not isinstance(model, dict) or "kind" not in model:
+        raise UsageError("the key model.kind is missing")
+    if model["kind"] not in list(KINDS):
+        raise UsageError(f"model.kind {model['kind']!r} is not allowed: {', '.join(KINDS)}")
+    return KINDS[model["kind"]]
+
+
+def _part(kind: Any, table: dict[str, Any], prefix: str, chosen: dict[str, Any]) -> Any:
+    """A dataclass from a table with exactly its keys. chosen: types of fields that allow several."""
     names = _names(kind)
     for key in table:
         if key not in names:
@@ -211,7 +316,7 @@ def _part(kind: Any, table: dict[str, Any], prefix: str) -> Any:
     missing = [name for name in names if name not in table]
     if missing:
         raise UsageError(f"the key {prefix}{missing[0]} is missing")
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind) | chosen
     return kind(**{name: _value(hints[name], table[name], f"{prefix}{name}") for name in names})
 
 
@@ -220,7 +325,7 @@ def _value(kind: Any, value: Any, key: str) -> Any:
     if is_dataclass(kind):
         if not isinstance(value, dict):
             raise UsageError(f"{key} is not allowed: a table [{key}] is needed")
-        return _part(kind, value, f"{key}.")
+        return _part(kind, value, f"{key}.", {})
     if get_args(kind):
         if not isinstance(value, list) or len(value) != len(get_args(kind)):
             raise UsageError(f"{key} {value!r} is not allowed: {WORDS[tuple]}")

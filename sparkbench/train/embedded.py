@@ -6,6 +6,8 @@
     responses  the rounded target's own answers to the prompts
     dflash, dspark_b7, dspark_b16   drafters trained on the answers, rounded; the last begins with the one before it
     calibration   temperatures for the confidences of the DSpark drafters
+    dart       a drafter trained on the same answers
+    ngram      the n-gram index of DART, from the target's training text
     figures    what they are worth on held-out documents and on the bundled prompts
     export     everything into the package's layout, with a model card
 
@@ -26,7 +28,7 @@ from typing import Any
 
 from sparkbench.errors import UsageError
 from sparkbench.scheduling import Calibration
-from sparkbench.train.family import DRAFTERS, STAGES, VARIANTS, folder_name
+from sparkbench.train.family import DRAFTERS, INDEX, STAGES, VARIANTS, folder_name
 from sparkbench.train.fit import Fit, Progress
 from sparkbench.train.recipe import Optimisation, Recipe, fingerprint
 from sparkbench.train.storage import load_json, save_json
@@ -49,7 +51,7 @@ def train(work: Path, out: Path, *, threads: int, recipe: Recipe | None = None, 
     torch.set_num_threads(threads)
     recipe = recipe or Recipe()
     facts = _Stages(work, recipe, threads, progress).run()
-    for part in ("target", *map(folder_name, DRAFTERS)):
+    for part in ("target", *map(folder_name, DRAFTERS), Path(INDEX).parent.name):
         _replace(work / part, out / part)
     (out / "README.md").write_text(model_card(recipe, facts, out, threads), encoding="utf-8")
     seconds = sum(stage["wall_s"] for stage in facts.values())
@@ -71,6 +73,7 @@ class _Stages:
             "responses": self.responses,
             **{name: partial(self.drafter, name) for name in DRAFTERS},
             "calibration": self.calibration,
+            "ngram": self.ngram,
             "figures": self.figures,
         }
         return {stage: self._once(stage, makers[stage]) for stage in STAGES}
@@ -137,18 +140,24 @@ class _Stages:
         ]
         facts = {}
         for name in DRAFTERS:
-            drafter = self._loaded(name, target)
-            if drafter.confidence_head is not None:
-                found, facts[name] = calibrate(target, drafter, prompts, recipe, self.recipe.seed)
-                named = {"target": "embedded", "drafter": folder_name(name)}
-                Calibration(found.temperatures, dict(found.provenance) | named).save(
-                    self.work / folder_name(name) / CALIBRATION
-                )
+            if not getattr(self.recipe, name).markov_rank:
+                continue
+            found, facts[name] = calibrate(target, self._loaded(name, target), prompts, recipe, self.recipe.seed)
+            named = {"target": "embedded", "drafter": folder_name(name)}
+            Calibration(found.temperatures, dict(found.provenance) | named).save(
+                self.work / folder_name(name) / CALIBRATION
+            )
         return facts
+
+    def ngram(self) -> dict[str, Any]:
+        from sparkbench.train import corpus, tokenizer
+
+        return corpus.count(self.recipe, tokenizer.load(self.work / "tokenizer"), self.work / INDEX)
 
     def figures(self) -> dict[str, Any]:
         import torch
 
+        from sparkbench.ngram.index import NgramIndex
         from sparkbench.train import figures
 
         target = self._rounded_target()
@@ -157,7 +166,7 @@ class _Stages:
         torch.set_num_threads(1)
         loaded = {name: self._loaded(name, target) for name in DRAFTERS}
         arms = [(text, budget, loaded[name]) for name, text, budget in VARIANTS]
-        rows = figures.drafter_figures(target, arms, self.recipe.figures)
+        rows = figures.drafter_figures(target, arms, NgramIndex.open(self.work / INDEX), self.recipe.figures)
         torch.set_num_threads(self.threads)
         return {"target": learnt, "drafted": rows}
 

@@ -2,8 +2,26 @@
 
 from collections.abc import Mapping
 
-DRAFTERS: Mapping[str, str | None] = {"dflash": None, "dspark_b7": None, "dspark_b16": "dspark_b7"}  # and its start
-STAGES = ("corpus", "target", "polish", "responses", *DRAFTERS, "calibration", "figures")
+DRAFTERS: Mapping[str, str | None] = {  # and the one each begins with
+    "dflash": None,
+    "dspark_b7": None,
+    "dspark_b16": "dspark_b7",
+    "dart": None,
+}
+STAGES = (
+    "corpus",
+    "target",
+    "polish",
+    "responses",
+    "dflash",
+    "dspark_b7",
+    "dspark_b16",
+    "calibration",
+    "dart",
+    "ngram",
+    "figures",
+)
+INDEX = "ngram/index.safetensors"  # the n-gram index, in the family's folder
 # Drafter, variant and budget of the figures.
 VARIANTS: tuple[tuple[str, str, int | None], ...] = (
     ("dflash", "dflash", None),
@@ -14,6 +32,9 @@ VARIANTS: tuple[tuple[str, str, int | None], ...] = (
     ("dspark_b16", "dspark", None),
     ("dspark_b16", "sparklingtree", 16),
     ("dspark_b16", "sparklingtree", 64),
+    ("dart", "dflash:drafter=dart", None),
+    ("dart", "dart", 16),
+    ("dart", "dart", 64),
 )
 
 

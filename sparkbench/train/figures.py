@@ -13,6 +13,7 @@ import torch
 
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
 from sparkbench.decoding.target import Target
+from sparkbench.ngram.index import NgramIndex
 from sparkbench.prompts import dataset_names, encode_chat, load_prompts
 from sparkbench.registry import Variant, build
 from sparkbench.train import packing
@@ -58,7 +59,7 @@ def target_figures(target: Target, recipe: Recipe) -> dict[str, float]:
 
 
 def drafter_figures(
-    target: Target, arms: Sequence[tuple[str, int | None, Any]], recipe: FigureRecipe
+    target: Target, arms: Sequence[tuple[str, int | None, Any]], index: NgramIndex, recipe: FigureRecipe
 ) -> list[dict[str, Any]]:
     """Decode the bundled prompts at temperature 0 with AR and with each (variant, budget, drafter).
 
@@ -81,7 +82,9 @@ def drafter_figures(
         rows.append(_row(dataset, "autoregressive", None, references, references))
         for name, budget, drafter in arms:
             variant = Variant.parse(name)
-            found = _decode(target, build(variant, drafter=drafter, budget=budget), prompts, recipe)
+            method = build(variant, drafter=drafter, budget=budget)
+            method.index = index
+            found = _decode(target, method, prompts, recipe)
             rows.append(_row(dataset, variant.canonical, budget, found, references))
     return rows
 

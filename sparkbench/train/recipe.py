@@ -9,8 +9,9 @@ Not covered: how a stage works; see the module of the stage.
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,6 @@ class Optimisation:
 
     def lr_at(self, step: int) -> float:
         """Learning rate of step 0, 1, ..., steps - 1."""
-        import math
-
         rising = max(1, round(self.warmup * self.steps))
         if step < rising:
             return self.lr * (step + 1) / rising
@@ -144,6 +143,27 @@ class DrafterRecipe:
     ce_weight: float = 1.0
     l1_weight: float = 0.0
     confidence_weight: float = 0.0
+    kl_weight: ClassVar[float] = 0.0
+
+
+@dataclass(frozen=True)
+class DartRecipe(DrafterRecipe):
+    """A DART drafter, whose loss is the weighted divergence of its paper.
+
+    block_size: tokens drafted, d.   shifted: the last prefix row drafts the first of them; else a mask does.
+    """
+
+    layers: int = 1
+    block_size: int = 8
+    phases: tuple[Phase, ...] = ()
+    ce_weight: float = 0.0
+    kl_weight: float = 1.0  # type: ignore[misc]
+    shifted: bool = True
+
+
+def _dart(gamma: float, *steps: tuple[int, float]) -> DartRecipe:
+    """Phases of (steps, learning rate); slot j weighs gamma^j."""
+    return DartRecipe(phases=tuple(_phase(count, rate, -1 / math.log(gamma)) for count, rate in steps))
 
 
 def _dspark(block_size: int, *phases: Phase) -> DrafterRecipe:
@@ -167,6 +187,14 @@ class CalibrationRecipe:
     judged: float = 1 / 3
     max_new_tokens: int = 128
     batch: int = 16
+
+
+@dataclass(frozen=True)
+class NgramRecipe:
+    """The n-gram index of DART, counted on the first documents of the target's second training."""
+
+    documents: int = 50_000
+    order: int = 3
 
 
 @dataclass(frozen=True)
@@ -197,6 +225,8 @@ class Recipe:
         default_factory=lambda: _dspark(7, _phase(2000, 3e-3, 4.0), _phase(1600, 2e-3, 4.0))
     )
     dspark_b16: DrafterRecipe = field(default_factory=lambda: _dspark(16, _phase(800, 1.5e-3, 4.0)))
+    dart: DrafterRecipe = field(default_factory=lambda: _dart(0.6, (2000, 3e-3), (1600, 2e-3), (800, 1.5e-3)))
+    ngram: NgramRecipe = field(default_factory=NgramRecipe)
     calibration: CalibrationRecipe = field(default_factory=CalibrationRecipe)
     figures: FigureRecipe = field(default_factory=FigureRecipe)
 

@@ -51,8 +51,11 @@ class Samples:
 
 
 def candidates(mask: Tensor) -> Tensor:
-    """Positions [n] that can be anchors: the token and its successor are the assistant's. mask: [S] bool."""
-    return (mask[:-1] & mask[1:]).nonzero()[:, 0]
+    """Positions [n] that can be anchors: the token and its successor are the assistant's. mask: [S] bool.
+
+    Position 0 is none: a drafter reads the features before its anchor, and none are there.
+    """
+    return (mask[1:-1] & mask[2:]).nonzero()[:, 0] + 1
 
 
 def make(tokenizer: Any, rows: Sequence[Conversation | str], recipe: PublishedRecipe) -> tuple[Samples, list[str]]:
