@@ -6,8 +6,8 @@
 Five factors of two levels each, all 32 combinations on the same prompts: shifted prediction (no, yes), gamma of
 training (1, 0.6), the n-gram term (no, yes), the beam (5, 20) and the nodes (16, 60). An effect is the mean tau of the
 arms at the second level less that at the first; an interaction is half the difference of one factor's effect between
-the levels of another. Intervals: 95 %, bootstrap over prompts, all arms resampled together; none of them is corrected for
-there being fifteen.
+the levels of another. Intervals: 95 %, bootstrap over prompts, all arms resampled together; none of them is corrected
+for there being fifteen.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafters", type=Path, default=TRAINED, help="folder of the trained drafters")
     parser.add_argument("--out", type=Path, default=Path("results/dart-factorial"))
-    parser.add_argument("--limit", type=int, default=6, help="prompts a data set")
+    parser.add_argument("--limit", type=int, default=4, help="prompts a data set")
     options = parser.parse_args()
     arms = {levels: _arm(levels, options.drafters) for levels in product((0, 1), repeat=len(FACTORS))}
     methods = tuple(dict.fromkeys(variant for variant, _ in arms.values()))

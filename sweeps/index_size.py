@@ -28,7 +28,7 @@ BUDGET = 60
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/index-size"))
-    parser.add_argument("--limit", type=int, default=12, help="prompts a data set")
+    parser.add_argument("--limit", type=int, default=8, help="prompts a data set")
     options = parser.parse_args()
     words = tokenizer.load(Path(catalog.resolve_target("embedded")))
     options.out.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The n-gram index: look-ups against their definition, what `open` refuses, and what damage can do."""
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -128,6 +129,8 @@ def test_foreign_files_are_refused(tmp_path: Path, toy: Path) -> None:
     path = tmp_path / "file"
     refuse(path, "no such file")
     refuse(tmp_path, "folder")
+    os.mkfifo(tmp_path / "pipe")
+    refuse(tmp_path / "pipe", "pipe")
     for content in (b"", b"{", b"text\n" * 9, b"\x80\x04\x95" + bytes(60), b"PK\x03\x04" + bytes(60), bytes(64)):
         path.write_bytes(content)
         refuse(path, "no n-gram index")

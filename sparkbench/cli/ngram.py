@@ -108,10 +108,11 @@ def converted(
 
     if order is not None and order != (own := trie.read_order(path)):
         raise UsageError(f"--order {order} is not allowed: {path} is of order {own}")
-    if vocab_size is None and tokenizer is not None:
-        vocab_size = Tokens.load(tokenizer).vocab_size
+    tokens = None if tokenizer is None else Tokens.load(tokenizer)
+    if vocab_size is None and tokens is not None:
+        vocab_size = tokens.vocab_size
     with progress() as shown:
-        return trie.convert(path, out, vocab_size, tokenizer=tokenizer or "", tell=shown.note, **common)
+        return trie.convert(path, out, vocab_size, tokenizer=tokens.label if tokens else "", tell=shown.note, **common)
 
 
 def counted(
@@ -136,7 +137,7 @@ def counted(
     if vocab_size is None or end_token is None:
         missing = "--end-token ID" if vocab_size is not None else "--tokenizer ID, or --vocab-size N and --end-token ID"
         raise UsageError(f"token ids need {missing}")
-    spec = BuildSpec(vocab_size, order, end_token, tokenizer=tokens.name if tokens else "", **common)
+    spec = BuildSpec(vocab_size, order, end_token, tokenizer=tokens.label if tokens else "", **common)
     with progress() as shown:
         return build(documents(files, tokens, end_token, shown), out, spec, shown.note)
 
@@ -180,7 +181,7 @@ def info(
     if verify:
         index.verify()
     found = describe(index)
-    if tokenizer is None and found.tokenizer == EMBEDDED:
+    if tokenizer is None and found.tokenizer.partition("@")[0] == EMBEDDED:
         tokenizer = EMBEDDED
     texts = None
     if tokenizer is not None:

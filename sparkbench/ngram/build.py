@@ -43,7 +43,7 @@ class BuildSpec:
 
     vocab_size:   token ids are below it.    order: tokens of the longest n-gram.
     end_token:    is put behind every document; None: nothing is.
-    corpus, tokenizer: free text for the index's metadata.
+    corpus:       a note for the index's metadata.   tokenizer: its label (tokens.py); may be empty.
     memory_bytes: of all buffers together; the program itself, and the documents at hand, come on top.
     temp:         where temporary files go; None: beside the index. They take 12 bytes for each distinct window of each
                   run, twice that while runs are merged.

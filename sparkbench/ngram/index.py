@@ -19,6 +19,7 @@ look-up stays inside the arrays whatever they hold. Not here: making an index (b
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,8 @@ class NgramIndex:
         """The index in a file, as memory maps. UsageError, naming the file: missing, foreign, truncated or damaged."""
         path = Path(path)
         try:
+            if stat.S_ISFIFO(os.stat(path).st_mode):
+                raise _foreign(path, "is a pipe, which cannot be mapped")
             with open(path, "rb") as file:
                 return _open(cls, path, file)
         except IsADirectoryError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sparkbench.errors import RunError, UsageError, first_line
 from sparkbench.ngram.documents import TRIE
 from sparkbench.ngram.index import NgramIndex
+from sparkbench.ngram.tokens import same_vocabulary
 
 if TYPE_CHECKING:
     from sparkbench.decoding.target import Target
@@ -34,6 +35,11 @@ def load(source: str, target: "Target") -> NgramIndex:
         raise UsageError(
             f"n-gram index {source} does not fit target {target.name}: "
             f"it counts {index.vocab_size:,} different tokens, and the target has {target.vocab_size:,}"
+        )
+    if target.tokenizer is not None and not same_vocabulary(index.facts["tokenizer"], target.tokenizer):
+        raise UsageError(
+            f"n-gram index {source} does not fit target {target.name}: "
+            f"it counts tokens of another tokenizer, {index.facts['tokenizer']}"
         )
     return index
 

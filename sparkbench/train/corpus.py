@@ -49,6 +49,7 @@ def make(recipe: Recipe, folder: Path) -> dict[str, Any]:
 def count(recipe: Recipe, words: Any, out: Path) -> dict[str, Any]:
     """Write the n-gram index of DART: of the target's second training text; facts about it."""
     from sparkbench.ngram.build import BuildSpec, Document, build
+    from sparkbench.ngram.tokens import label
 
     shape = recipe.corpus
     text = varied(recipe.seed, 0, recipe.ngram.documents, shape.varied)
@@ -58,7 +59,7 @@ def count(recipe: Recipe, words: Any, out: Path) -> dict[str, Any]:
         end_token=words.convert_tokens_to_ids(tokenizer.END_OF_TEXT),
         corpus=f"sparkbench.train.text, seed {recipe.seed}, {recipe.ngram.documents:,} documents, "
         f"{shape.varied:.0%} of them varied",
-        tokenizer="embedded",
+        tokenizer=label("embedded", words),
     )
 
     def encoded() -> Iterator[Document]:
