@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkbench.errors import UsageError
 from sparkbench.ngram.index import NgramIndex
 from sparkbench.ngram.lookup import look_up, warm_up
 
@@ -56,11 +57,15 @@ def lookup_time(source: str, repeats: int, clock: Clock = time.perf_counter) -> 
 
 
 def known_contexts(index: NgramIndex, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`count` contexts of full length [count, order - 1] that the index holds, and candidates [count, CANDIDATES]:
-    half children of the context, as far as there are any, half any tokens."""
+    """`count` contexts of full length [count, order - 1] that something follows, and candidates [count, CANDIDATES]:
+    half children of the context, as far as there are any, half any tokens. UsageError: it holds no context so long."""
     draws = np.random.default_rng(0)
     begin, end = _start(index, index.order - 1), index.inner
-    nodes = draws.integers(begin, end, count) if end > begin else np.ones(count, np.int64)
+    if begin == end:
+        raise UsageError(f"n-gram index {index.source} holds nothing to look up")
+    drawn = draws.integers(begin, end, 8 * count)
+    followed = drawn[index.first_child[drawn + 1] > index.first_child[drawn]]
+    nodes = np.resize(followed if len(followed) else drawn, count)
     candidates = draws.integers(0, index.vocab_size, (count, CANDIDATES))
     for place, node in enumerate(nodes):
         children = index.tokens[int(index.first_child[node]) : int(index.first_child[node + 1])]
