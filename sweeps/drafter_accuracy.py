@@ -1,6 +1,6 @@
 """Coverage of every drafter of the embedded target by offset: hit@1, and the true token among the ten best.
 
-    python sweeps/coverage.py [DRAFTER ...] [--limit N] [--json FILE]
+    python sweeps/drafter_accuracy.py [DRAFTER ...] [--limit N] [--json FILE]
 
 DRAFTER is a name, a folder, or two joined as A+B or A+none. The text is what the target says to the bundled prompts at
 temperature 0. Intervals: 95 %, bootstrap over prompts.
