@@ -26,6 +26,7 @@ from bench_ngram import VOCAB, text
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.ngram.build import BuildSpec, Document, build
 from sparkbench.ngram.index import NgramIndex
+from sparkbench.profiling.lookups import drop_pages
 from sparkbench.search.continuity import ContinuitySpec, Shortlist, search, warm_up
 
 STAGES = ("build/lookup", "build/search")
@@ -53,8 +54,7 @@ def warm(index: NgramIndex, drafts: list[Shortlist], spec: ContinuitySpec, times
 
 def cold(path: Path, drafts: list[Shortlist], spec: ContinuitySpec, times: Times) -> None:
     for short in drafts:
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_pages(path)
         index = NgramIndex.open(path)
         started = time.perf_counter()
         search(short, index, spec, STOPS)

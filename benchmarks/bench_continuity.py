@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +28,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparkbench.decoding.timing import StageTimer
+from sparkbench.host import process_memory
 from sparkbench.ngram.index import NgramIndex
 from sparkbench.ngram.jit import compiled
 from sparkbench.search.continuity import ContinuitySpec, Shortlist, search, shortlist, warm_up
 
 DEPTH, OTHERS = 8, 64
 STOPS = frozenset({0})
+MAPPED = "RssFile"  # resident bytes of mapped files
 Row = dict[str, Any]
 
 
@@ -136,12 +137,6 @@ def mapped(index: NgramIndex, folder: str) -> NgramIndex:
     return replace(index, **arrays)
 
 
-def resident_bytes() -> int:
-    """Of files mapped into this process."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=151_936)
@@ -177,14 +172,14 @@ def run(options: argparse.Namespace, folder: str) -> None:
             cases[f"{kind}, batch {batch}"] = drafted
             ranking[f"batch {batch}"] = statistics.median(times)
 
-    held = resident_bytes()
+    held = process_memory(MAPPED) or 0
     rows = measure(cases, index, spec, options.turns)
     facts: Row = {
         "trigrams": index.nodes - index.inner,
         "nodes": index.nodes,
         "bytes_per_node": round(index.bytes_per_node, 2),
         "index_bytes": index.bytes,
-        "index_resident_bytes": resident_bytes() - held,
+        "index_resident_bytes": (process_memory(MAPPED) or 0) - held,
     }
     print(*(f"{name}: {value:,}" for name, value in facts.items()), sep="\n")
     for batch, spent in ranking.items():

@@ -13,7 +13,6 @@ some repeats, since other programs disturb. The last line is JSON.
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,17 +22,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkbench.host import peak_memory, process_memory
 from sparkbench.ngram.build import BuildSpec, Document, build
 from sparkbench.ngram.describe import describe
 from sparkbench.ngram.index import NgramIndex
 from sparkbench.ngram.lookup import look_up, warm_up
+from sparkbench.profiling.lookups import CONTEXTS, drop_pages, known_contexts
 
 VOCAB = 151_936
 DOCUMENT = 100_000
 SUCCESSORS = 4000
-BEAM, CANDIDATES = 20, 25
 CALLS = 500
 REPEATS = 7
+MAPPED = "RssFile"  # resident bytes of mapped files
 Array = NDArray[Any]
 
 
@@ -51,38 +52,15 @@ def text(tokens: int) -> Iterator[Document]:
         yield Document(ids.ravel())
 
 
-def contexts_of(index: NgramIndex, count: int, present: bool) -> tuple[Array, Array]:
-    """Contexts [count, 2] and candidates [count, CANDIDATES]."""
-    draws = np.random.default_rng(1)
-    candidates = draws.integers(0, VOCAB, (count, CANDIDATES))
-    if not present:
-        return draws.integers(0, VOCAB, (count, 2)), candidates
-    pairs = draws.integers(index.depths[2], index.depths[3], count)
-    first = np.searchsorted(index.first_child, pairs, side="right") - 2
-    for row, pair in enumerate(pairs):
-        below = index.tokens[int(index.first_child[pair]) : int(index.first_child[pair + 1])]
-        candidates[row, : CANDIDATES // 2] = draws.choice(below, CANDIDATES // 2) if len(below) else -1
-    return np.stack([first, index.tokens[pairs]], 1).astype(np.int64), candidates
-
-
 def times(index: NgramIndex, contexts: Array, candidates: Array) -> Array:
     """Seconds of each call."""
-    rows, found = np.arange(BEAM), []
-    for start in range(0, len(contexts), BEAM):
-        part = slice(start, start + BEAM)
+    rows, found = np.arange(CONTEXTS), []
+    for start in range(0, len(contexts), CONTEXTS):
+        part = slice(start, start + CONTEXTS)
         started = time.perf_counter()
         look_up(index, contexts[part], candidates[part], rows)
         found.append(time.perf_counter() - started)
     return np.array(found)
-
-
-def resident() -> dict[str, int]:
-    """Resident bytes of this process: of its own (anon) and of mapped files; empty where the system does not tell."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    names = {"RssAnon": "anon", "RssFile": "file", "VmHWM": "peak"}
-    found = (line.split() for line in lines)
-    return {names[word[0][:-1]]: int(word[1]) * 1024 for word in found if word and word[0][:-1] in names}
 
 
 def main() -> None:
@@ -95,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         path = Path(folder) / "index"
-        before = resident()
+        before = peak_memory()
         started = time.perf_counter()
         spec = BuildSpec(VOCAB, end_token=0, memory_bytes=arguments.memory_mib << 20, corpus="synthetic")
         found = describe(build(text(arguments.tokens), path, spec))
@@ -106,15 +84,15 @@ def main() -> None:
             "file_bytes": path.stat().st_size,
             "bytes_per_node": found.bytes_per_node,
             "build_s": seconds,
-            "peak_bytes": resident().get("peak"),
-            "before_bytes": before.get("peak"),
+            "peak_bytes": peak_memory(),
+            "before_bytes": before,
         }
         for kind in ("present", "random"):
             figures[kind] = measure(path, kind == "present")
     print(f"{found.total_tokens:,} tokens, nodes by depth {found.nodes}, {found.bytes_per_node:.2f} bytes a node")
     print(
-        f"file of {figures['file_bytes']:,} bytes, built in {seconds:.0f} s; resident {before} before, "
-        f"{resident()} after"
+        f"file of {figures['file_bytes']:,} bytes, built in {seconds:.0f} s; "
+        f"peak of memory {figures['peak_bytes']:,} bytes, {figures['before_bytes']:,} of them before"
     )
     for kind in ("present", "random"):
         print(f"{kind} contexts: " + ", ".join(f"{name} {value:,.0f}" for name, value in figures[kind].items()))
@@ -124,16 +102,18 @@ def main() -> None:
 def measure(path: Path, present: bool) -> dict[str, float]:
     index = NgramIndex.open(path)
     warm_up(index)
-    contexts, candidates = contexts_of(index, CALLS * BEAM, present)
+    contexts, candidates = known_contexts(index, CALLS * CONTEXTS)
+    if not present:
+        draws = np.random.default_rng(1)
+        contexts, candidates = (draws.integers(0, VOCAB, each.shape) for each in (contexts, candidates))
     del index
-    with open(path, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_pages(path)
     started = time.perf_counter()
     index = NgramIndex.open(path)
     opened = time.perf_counter() - started
-    empty = resident().get("file", 0)
+    empty = process_memory(MAPPED) or 0
     cold = times(index, contexts, candidates).sum()
-    touched = resident().get("file", 0) - empty
+    touched = (process_memory(MAPPED) or 0) - empty
     warm = np.min([times(index, contexts, candidates) for _ in range(REPEATS)], 0).sum()
     return {
         "open us": opened * 1e6,

@@ -84,7 +84,7 @@ class Dart(DFlash):
     @property
     def _remembered(self) -> int:
         """Tokens before the anchor that a look-up may read."""
-        return 0 if self.index is None else max(0, (self.spec.order or self.index.order) - 2)
+        return max(0, self.spec.context_length(self.index) - 1)
 
     def propose(self, context: Context) -> DraftTree:
         with context.stage("draft"):

@@ -100,7 +100,7 @@ def resolve_drafter(kind: str, target: str, wanted: str = "") -> str:
 def resolve_index(target: str, wanted: str = "") -> str | None:
     """The file or hub path of an n-gram index for `target`; None where `wanted` is `none`.
 
-    UsageError: no default is known.
+    UsageError: no default is known, or `wanted` can only be meant as a file and there is none.
     """
     known = _known(target)
     if wanted == NO_INDEX:
@@ -110,6 +110,11 @@ def resolve_index(target: str, wanted: str = "") -> str | None:
         raise UsageError(
             f"no n-gram index is known for target {target}; name one: dart:index=FILE, or index={NO_INDEX}"
         )
+    path = Path(source)
+    if path.is_dir():
+        raise UsageError(f"n-gram index {source} is a folder; name a file")
+    if not path.is_file() and (_looks_local(source) or "/" not in source):
+        raise UsageError(f"n-gram index {source}: there is no such file")
     return source
 
 
@@ -117,13 +122,18 @@ def _known(name: str) -> KnownTarget | None:
     return next((target for target in targets() if target.name == name), None)
 
 
+def _looks_local(source: str) -> bool:
+    """Whether a source is written as no hub id is."""
+    return Path(source).is_absolute() or source.startswith((".", "~")) or "\\" in source
+
+
 def _existing(what: str, source: str, names: Iterable[str]) -> str:
     """`source`, unless it can only be meant as a folder and there is none. names: what is known by name."""
-    path = Path(source)
-    looks_local = path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1 or "\\" in source
-    if looks_local and not path.is_dir():
+    if Path(source).is_dir():
+        return source
+    if _looks_local(source) or source.count("/") > 1:
         raise UsageError(f"{what} {source}: there is no such folder")
-    if not looks_local and "/" not in source and not path.is_dir():
+    if "/" not in source:
         known = ", ".join(names) or "none"
         raise UsageError(f"unknown {what} {source!r}; allowed: a folder, a hub id like org/name, or one of {known}")
     return source

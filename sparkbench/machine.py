@@ -7,7 +7,6 @@ every sample. What a system does not tell is None. Not covered: deciding what ma
 import os
 import platform
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -86,16 +85,6 @@ def git_commit() -> str | None:
     if commit is None or _output("git", "-C", str(folder), "ls-files", "--error-unmatch", __file__) is None:
         return None
     return commit + ("-dirty" if _output("git", "-C", str(folder), "status", "--porcelain", "-uno") else "")
-
-
-def peak_host_bytes() -> int | None:
-    """The largest resident size of the process so far; None on systems that do not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _memory_bytes() -> int | None:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from sparkbench import machine
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request
 from sparkbench.decoding.sampling import noise_key
+from sparkbench.host import peak_memory
 from sparkbench.models import CLEAN, PROFILE, Loaded
 from sparkbench.prompts import Prompt
 from sparkbench.rows import Book, Entry, Outcome, UnitResult
@@ -144,7 +144,7 @@ def _attempt(index: int, requests: Sequence[Request], config: DecodeConfig, load
     if error is not None and on_gpu:
         torch.cuda.empty_cache()
     peak = torch.cuda.max_memory_allocated(loaded.target.device) if on_gpu else None
-    return Outcome(generations, error, order, peak, machine.peak_host_bytes())
+    return Outcome(generations, error, order, peak, peak_memory())
 
 
 def _decode(unit: Unit, loaded: Loaded, profile: bool = False) -> DecodeConfig:

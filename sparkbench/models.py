@@ -166,7 +166,9 @@ def load(plan: Plan, run: str, tools: Tools | None = None) -> Loaded:
     seconds: dict[str, float] = {}
     methods = []
     for arm in plan.arms:
-        if arm.drafter is not None and arm.drafter not in found:
+        if arm.drafter in found:
+            drafters.check_kind(str(arm.drafter_kind), found[arm.drafter])
+        elif arm.drafter is not None:
             started = time.perf_counter()
             found[arm.drafter] = tools.load_drafter(str(arm.drafter_kind), arm.drafter, target)
             seconds[arm.drafter] = time.perf_counter() - started

@@ -7,7 +7,7 @@ trees, their order and every bit of their scores must agree, whatever ties.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from golden_dart import index_of, row_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ngram_helpers import Gram, count, expected
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,31 +29,7 @@ from sparkbench.search.continuity import Paths, Shortlist, search, shortlist
 
 INF = math.inf
 Array = NDArray[Any]
-Gram = tuple[int, ...]
 Node = tuple[Gram, np.float32]
-
-
-def grams_of(documents: Sequence[Sequence[int]], order: int) -> Counter[Gram]:
-    """Every window of 1 to `order` tokens, as an index counts them."""
-    return Counter(
-        tuple(text[start : start + length])
-        for text in documents
-        for length in range(1, order + 1)
-        for start in range(len(text) - length + 1)
-    )
-
-
-def chance(counts: Mapping[Gram, int], context: Gram, token: int, order: int) -> np.float32:
-    known: list[int] = []
-    for each in reversed(context[max(0, len(context) - order + 1) :]):
-        if each < 0:
-            break
-        known.insert(0, each)
-    for start in range(len(known)):
-        suffix = tuple(known[start:])
-        if (*suffix, token) in counts:
-            return np.float32(counts[*suffix, token] / counts[suffix] if counts[suffix] else 0)
-    return np.float32(0)
 
 
 def plain_search(
@@ -77,7 +54,7 @@ def plain_search(
                     continue
                 step = term
                 if counts is not None and weight and (level or spec.score == "paper"):
-                    step = term + weight * np.log(chance(counts, known + path, token, order) + epsilon)
+                    step = term + weight * np.log(np.float32(expected(counts, known + path, token, order)[0]) + epsilon)
                 extensions.append(((*path, token), score + factor * step))
         pool += extensions
         beam = sorted(extensions, key=lambda node: (node[0][-1] in stops, -node[1]))[: spec.beam]
@@ -157,7 +134,7 @@ def problems(draw: st.DrawFn) -> Problem:
     tokens = st.integers(0, vocab - 1)
     period = draw(st.lists(tokens, min_size=1, max_size=12))
     documents = [period * 3, *draw(st.lists(st.lists(tokens, max_size=9), max_size=3))]
-    counts = grams_of(documents, order)
+    counts = count(documents, order)
     if draw(st.booleans()):  # as in a reduced index, where an n-gram that is kept may have lost all its occurrences
         counts.update({gram: -count for gram, count in counts.items() if torch.rand(1, generator=draws) < 0.2})
     with_index = draw(st.booleans()) or draw(st.booleans())
@@ -204,7 +181,7 @@ def certain_problem(seed: int, depth: int = 8) -> Problem:
     """Every level has candidates of p = 1 beside others of p = 0, and the text repeats, so that g = 1."""
     draws = torch.Generator().manual_seed(seed)
     text = torch.randperm(32, generator=draws)[:20].tolist()
-    counts = grams_of([text * 4], 3)
+    counts = count([text * 4], 3)
     start = int(torch.randint(20 - depth - 2, (1,), generator=draws))  # a document's end is followed by nothing
     chosen = torch.tensor(text[start + 2 : start + 2 + depth])
     logits = 60.0 * torch.nn.functional.one_hot(chosen, 32) + torch.randint(-30, 1, (depth, 32), generator=draws)
@@ -229,7 +206,7 @@ def test_trees_full_of_ties_are_closed() -> None:
 
 def test_the_worked_example() -> None:
     """Two levels of two candidates; documents 1 2 3, 1 2 4, 1 2 5 and 9 8 7."""
-    counts = grams_of([[1, 2, 3], [1, 2, 4], [1, 2, 5], [9, 8, 7]], 3)
+    counts = count([[1, 2, 3], [1, 2, 4], [1, 2, 5], [9, 8, 7]], 3)
     logits = torch.full((1, 2, 10), -INF)
     logits[0, 0, [2, 7]] = torch.tensor([0.6, 0.4]).log()
     logits[0, 1, [3, 6]] = torch.tensor([0.7, 0.3]).log()
@@ -255,6 +232,17 @@ def test_a_stop_token_is_extended_only_into_places_that_are_left() -> None:
         paths = row_paths(tree, 0)
         assert {path[:-1] for path in paths if len(path) == 2} == extended
         assert (0,) in paths
+
+
+def test_a_beam_beyond_the_tree_costs_no_memory() -> None:
+    """Paths are read off the tree's nodes, so a beam of a billion takes what a beam of the tree's size takes."""
+    logits, anchors = torch.randn(1, 6, 300, generator=torch.Generator().manual_seed(1)), torch.tensor([1])
+    trees = [
+        continuity_tree(logits, anchors, anchors[:, None], None, ContinuitySpec(12, beam=beam, candidates=300))
+        for beam in (12, 10**20)
+    ]
+    assert torch.equal(trees[0].tokens, trees[1].tokens)
+    assert torch.equal(trees[0].parents, trees[1].parents)
 
 
 def test_places_are_left_by_paths_that_count_without_pruning() -> None:
@@ -328,7 +316,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> tuple[Asked, Asked]:
 
 def test_one_look_up_a_level_and_none_without_weight(asked: tuple[Asked, Asked]) -> None:
     contexts, _ = asked
-    counts = grams_of([[0, 1, 2, 3, 0, 1]], 3)
+    counts = count([[0, 1, 2, 3, 0, 1]], 3)
     known, spec = torch.tensor([[1, 2], [-1, 3]]), ContinuitySpec(1000)
     problem = Problem(torch.zeros(2, 4, 4), known, counts, index_of(counts, 4, 3), spec, frozenset())
     problem.tree()
@@ -346,7 +334,7 @@ def test_one_look_up_a_level_and_none_without_weight(asked: tuple[Asked, Asked])
 
 
 def test_only_what_can_join_the_tree_is_looked_up(asked: tuple[Asked, Asked]) -> None:
-    counts = grams_of([[0, 1, 2, 0]], 3)
+    counts = count([[0, 1, 2, 0]], 3)
     logits = torch.tensor([[[0.6, 0.4, 0.0], [0.1, 0.9, 0.0], [0.5, 0.5, 0.0]]]).log()
     problem = Problem(
         logits, torch.tensor([[2]]), counts, index_of(counts, 3, 3), ContinuitySpec(2, ngram_weight=1e-3), frozenset()
@@ -365,7 +353,7 @@ def test_stages() -> None:
         opened.append(name)
         yield
 
-    counts = grams_of([[0, 1]], 2)
+    counts = count([[0, 1]], 2)
     anchors = torch.zeros(1, dtype=torch.int64)
     index, none = index_of(counts, 2, 2), torch.zeros(1, 0, dtype=torch.int64)
     continuity_tree(torch.zeros(1, 2, 2), anchors, none, index, ContinuitySpec(), stage=stage)
@@ -376,7 +364,7 @@ def test_stages() -> None:
 
 
 def test_the_largest_weight_keeps_scores_finite() -> None:
-    counts = grams_of([[0, 1, 0, 0]], 3)
+    counts = count([[0, 1, 0, 0]], 3)
     spec = ContinuitySpec(30, ngram_weight=1e30)
     problem = Problem(torch.zeros(1, 3, 3), torch.tensor([[0, 1]]), counts, index_of(counts, 3, 3), spec, frozenset())
     problem.check()
@@ -388,7 +376,7 @@ def test_warm_up_compiles_all_that_a_search_runs(with_index: bool) -> None:
     from sparkbench.ngram import lookup
     from sparkbench.search import extension
 
-    counts = grams_of([[0, 1, 2, 0]], 3)
+    counts = count([[0, 1, 2, 0]], 3)
     index = index_of(counts, 3, 3) if with_index else None
     warm_up(index)
     kernels = (lookup.fill, *(getattr(extension, name) for name in ("ask", "extend", "find_beam", "read_tree")))

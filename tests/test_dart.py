@@ -1,9 +1,9 @@
 """The DART drafter and its method: the forward by its formulas, checkpoints, history, composites, and exact outputs."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from conftest import autoregressive, requests_of, tiny_model
 from golden_dart import index_of
+from ngram_helpers import count
 from probes import context_of
 from safetensors.torch import load_file, save_file
 from tiny_drafters import DART_LAYERS, config_of, dart_config, dspark_config, save_dart, save_drafter
 from torch import Tensor
 
-from sparkbench import drafters, registry
+from sparkbench import drafters, models, registry
 from sparkbench.decoding.loop import DecodeConfig, generate
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.sampling import Sampling
@@ -25,6 +26,7 @@ from sparkbench.decoding.tree import DraftTree
 from sparkbench.drafters.dart import DartDrafter
 from sparkbench.errors import UsageError
 from sparkbench.ngram.index import NgramIndex
+from sparkbench.sweep import Arm
 
 VOCAB, HIDDEN, HEADS, KV, DIM = 97, 32, 4, 2, 8
 
@@ -272,16 +274,31 @@ def test_kinds(target: Target, folder: Path, tmp_path: Path) -> None:
     assert drafters.load("dspark", f"{folder}+{dspark}", target).markov_head is not None
 
 
+def test_a_shared_drafter_must_be_of_each_kind(target: Target, folder: Path, tmp_path: Path) -> None:
+    """Methods that name the same drafter share it, whichever asks first; none may use one that is not of its kind."""
+    dspark = save_drafter(tmp_path / "dspark", dspark_config("vanilla") | {"num_target_layers": DART_LAYERS})
+    tools = models.Tools(load_target=lambda config: target, equip=lambda methods, target, batch_sizes: None)
+    config = SimpleNamespace(threads=torch.get_num_threads(), batch_sizes=(1,))
+
+    def load(source: str, kinds: Sequence[str]) -> models.Loaded:
+        arms = [Arm(kind, kind, 4, kind, source) for kind in kinds]
+        return models.load(SimpleNamespace(config=config, arms=arms), "run", tools)  # type: ignore[arg-type]
+
+    for kinds in (("dart", "dspark"), ("dspark", "dart")):
+        with pytest.raises(UsageError, match="has no Markov head"):
+            load(str(folder), kinds)
+        with pytest.raises(UsageError, match="has a Markov head"):
+            load(str(dspark), kinds)
+        first, second = load(f"{dspark}+none", kinds).methods
+        assert first.drafter is second.drafter
+
+
 INDEX_TEXT = [[int(x) for x in torch.randint(VOCAB, (400,), generator=torch.Generator().manual_seed(9)) % 20]]
 
 
 def counted(documents: Sequence[Sequence[int]], order: int = 3) -> NgramIndex:
     """The index of some documents, made by counting."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    for text in documents:
-        for start in range(len(text)):
-            counts.update(tuple(text[start : start + n]) for n in range(1, min(order, len(text) - start) + 1))
-    return index_of(counts, VOCAB, order)
+    return index_of(count(documents, order), VOCAB, order)
 
 
 def method_of(text: str, drafter: Any, budget: int | None = None, index: NgramIndex | None = None) -> Any:
@@ -372,6 +389,20 @@ def test_history(target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch, 
             expected = [[-1] * (order - 2 - place) + text[max(0, place - order + 2) : place] for text in fitting]
             assert len(history) == order - 2
             assert history in expected
+
+
+def test_an_order_above_the_index_is_its_own(target: Target, folder: Path) -> None:
+    drafter = drafters.load("dart", str(folder), target)
+    outputs = []
+    for order in (0, 3, 10**20):
+        method = method_of(f"dart:order={order}", drafter, 8, counted(INDEX_TEXT))
+        outputs.append(
+            [
+                (g.output_ids, g.rounds_drafted)
+                for g in generate(target, method, requests_of(PROMPTS[:1]), DecodeConfig(9))
+            ]
+        )
+    assert outputs[0] == outputs[1] == outputs[2]
 
 
 def test_a_tree_that_contains_the_chain_commits_no_less(target: Target, folder: Path) -> None:

@@ -41,5 +41,5 @@ def test_cold_is_the_first_pass_and_warm_the_median(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="other"):
         lookup_time(str(tmp_path / "other"), 3, clock=map(float, count()).__next__)
     build([], tmp_path / "empty", BuildSpec(30))
-    with pytest.raises(UsageError, match="nothing to look up"):
+    with pytest.raises(UsageError, match="no text of 2 tokens"):
         lookup_time(str(tmp_path / "empty"), 3)

@@ -160,7 +160,8 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
         ({"vocab_size": 0}, "1 or more"),
         ({"vocab_size": 9, "order": 1}, "2 or more"),
         ({"vocab_size": 9, "end_token": 9}, "0 to 8"),
-        ({"vocab_size": 9, "memory_bytes": 1000}, "not enough"),
+        ({"vocab_size": 9, "memory_bytes": 1000}, "66,112 to 1,099,511,627,776"),
+        ({"vocab_size": 9, "memory_bytes": 1 << 41}, "not allowed"),
     ):
         with pytest.raises(UsageError, match=match):
             BuildSpec(**values)  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ def test_bad_arrays_and_options_are_refused(ngram: Ngram, tmp_path: Path) -> Non
         ((path, "--out", out, *IDS[:2]), "token ids need --end-token ID"),
         ((path, "--out", out, "--vocab-size", 10, "--end-token", 10), "0 to 9"),
         ((path, "--out", out, *IDS, "--memory", "1 pound"), "512MiB"),
-        ((path, "--out", out, *IDS, "--memory", "1KiB"), "not enough"),
+        ((path, "--out", out, *IDS, "--memory", "1KiB"), "not allowed"),
         ((path, "--out", out, *IDS, "--order", 99), "order up to 15"),
         ((path, "--out", tmp_path, *IDS), "is a folder"),
         ((path, "--out", path, *IDS), "one of the inputs"),

@@ -8,6 +8,7 @@ import golden_dart as golden
 import pytest
 from golden_dart import FOLDER
 
+from sparkbench.catalog import resolve_index
 from sparkbench.errors import RunError, SparkbenchError, UsageError
 from sparkbench.ngram import sources
 from sparkbench.ngram.build import BuildSpec, Document, build
@@ -44,10 +45,20 @@ def test_files_and_what_does_not_fit(tmp_path: Path) -> None:
         assert sources.load(file, target).nodes == 9
     assert "another tokenizer, words@" in refusal(file, target_of({"a": 0, "b": 2, "c": 1}))
     assert "it counts 3 different tokens, and the target has 2" in refusal(file, target_of(WORDS, 2))
-    assert "no such file" in refusal(str(tmp_path / "none"), target_of())
-    assert "a folder" in refusal(str(tmp_path), target_of())
     assert same_vocabulary("", target_of(WORDS).tokenizer)
     assert same_vocabulary("words", target_of(WORDS).tokenizer)
+
+
+def test_what_can_only_be_a_file_must_be_one(tmp_path: Path) -> None:
+    file = index_in(tmp_path)
+    for source in (str(file), "org/name", "org/name/small.trie"):
+        assert resolve_index("embedded", source) == source
+    assert resolve_index("embedded", "none") is None
+    for source in ("name", str(tmp_path / "none"), "./org/name", "~/name", "org\\name"):
+        with pytest.raises(UsageError, match="no such file"):
+            resolve_index("embedded", source)
+    with pytest.raises(UsageError, match="is a folder"):
+        resolve_index("embedded", str(tmp_path))
 
 
 def test_a_trie_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -89,5 +100,3 @@ def test_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "name one of org/name/one.safetensors, org/name/small.trie" in refusal("org/name", target_of())
     names[:] = ["README.md"]
     assert "it holds none" in refusal("org/name", target_of())
-    with pytest.raises(UsageError):
-        sources.load("name", target_of())

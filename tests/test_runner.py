@@ -54,7 +54,7 @@ class Models:
         )
         return Tools(
             load_target=lambda config: target,
-            load_drafter=lambda kind, source, target: SimpleNamespace(revision="r1"),
+            load_drafter=lambda kind, source, target: SimpleNamespace(revision="r1", source=source, markov_head=None),
             build=self.build,
             equip=lambda methods, target, batch_sizes: None,
             generate=self.generate,

@@ -51,6 +51,15 @@ def drafter_of(target: Target, recipe: DartRecipe = RECIPE) -> DartDrafter:
     return built.eval()
 
 
+def looking_around(target: Target) -> DartDrafter:
+    """A drafter whose masks attend to all rows, not, as those of a new one, to the rows just before them alone."""
+    drafter = drafter_of(target)
+    attention, draws = drafter.midlayer.self_attn, torch.Generator().manual_seed(1)
+    for projection in (attention.q_proj, attention.k_proj):
+        torch.nn.init.normal_(projection.weight, std=0.1, generator=draws)
+    return drafter
+
+
 @pytest.fixture(scope="module")
 def read(target: Target) -> tuple[Tensor, Tensor]:
     """Ids [2, 14] and the target's features of them."""
@@ -82,7 +91,7 @@ def test_training_computes_what_inference_does(target: Target, read: tuple[Tenso
 def test_the_future_is_not_seen(target: Target, read: tuple[Tensor, Tensor]) -> None:
     """A block changes with the features before its anchor and with the anchor's token, and with nothing later."""
     ids, features = read
-    drafter = drafter_of(target)
+    drafter = looking_around(target)
     hidden = dart_hidden(drafter, target, features, ids, ANCHORS)
     for place, anchor in enumerate(ANCHORS[0].tolist()):
         later, tokens = features.clone(), ids.clone()
@@ -103,7 +112,7 @@ def test_the_future_is_not_seen(target: Target, read: tuple[Tensor, Tensor]) -> 
 def test_blocks_do_not_see_each_other(target: Target, read: tuple[Tensor, Tensor]) -> None:
     """Masks of one block are changed in the keys and values that attention reads; only slots behind them may notice."""
     ids, features = read
-    drafter = drafter_of(target)
+    drafter = looking_around(target)
     hidden = dart_hidden(drafter, target, features, ids, ANCHORS)
     masks = drafter.config.masks
     keys_values: Callable[..., tuple[Tensor, Tensor]] = DartLayer.keys_values

@@ -25,7 +25,7 @@ from sparkbench.drafters.block import BlockDrafter
 from sparkbench.drafters.block_config import BlockConfig
 from sparkbench.drafters.checkpoint import Checkpoint
 from sparkbench.errors import RunError, UsageError
-from sparkbench.train import conversations, drafter, drafter_recipe, features, samples, storage, tokenizer
+from sparkbench.train import conversations, drafter, features, recipe_file, samples, storage, tokenizer
 from sparkbench.train.anchored import Acceptance, Anchored, Blocks, draw_anchors
 from sparkbench.train.block import export, trainable
 from sparkbench.train.drafter_recipe import PublishedRecipe
@@ -86,7 +86,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipe(made: Path) -> PublishedRecipe:
-    return drafter_recipe.read(made / "recipe.toml")
+    return recipe_file.read(made / "recipe.toml")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def whole(made: Path, recipe: PublishedRecipe) -> dict[str, Any]:
 
 
 def test_the_bundled_recipe_is_the_published_one() -> None:
-    recipe = drafter_recipe.read(drafter_recipe.find(NAME))
+    recipe = recipe_file.read(recipe_file.find(NAME))
     model, data, training = recipe.model, recipe.data, recipe.training
     assert (model.target, model.start) == ("Qwen/Qwen3-4B", "deepseek-ai/dspark_qwen3_4b_block7")
     assert (model.draft_length, model.num_anchors, data.max_length, recipe.seed) == (16, 32, 768, 42)
@@ -144,12 +144,12 @@ def test_the_bundled_recipe_is_the_published_one() -> None:
     ],
 )
 def test_a_bad_recipe_is_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
-    text = (drafter_recipe.BUNDLED / f"{NAME}.toml").read_text()
+    text = (recipe_file.BUNDLED / f"{NAME}.toml").read_text()
     assert old in text
     path = tmp_path / "mine.toml"
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(UsageError) as error:
-        drafter_recipe.read(path)
+        recipe_file.read(path)
     assert str(error.value).startswith(str(path))
     assert message in str(error.value)
     assert "\n" not in str(error.value)

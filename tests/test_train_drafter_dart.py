@@ -19,7 +19,7 @@ from sparkbench import cli, drafters
 from sparkbench.decoding.target import Target
 from sparkbench.drafters.dart import DartDrafter
 from sparkbench.errors import UsageError
-from sparkbench.train import conversations, drafter, drafter_recipe, features, samples
+from sparkbench.train import conversations, drafter, features, recipe_file, samples
 from sparkbench.train.anchored import Anchored, Blocks, draw_anchors
 from sparkbench.train.block import trainable
 from sparkbench.train.drafter_recipe import DartLoss, DartModel, PublishedRecipe
@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recipe(made: Path) -> PublishedRecipe:
-    return drafter_recipe.read(made / "recipe.toml")
+    return recipe_file.read(made / "recipe.toml")
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def started(recipe: PublishedRecipe, folder: Path, vocab: int, **changes: Any) -
 
 
 def test_the_bundled_recipe_holds_the_published_values() -> None:
-    recipe = drafter_recipe.read(drafter_recipe.find(NAME))
+    recipe = recipe_file.read(recipe_file.find(NAME))
     model, loss, training = recipe.model, recipe.loss, recipe.training
     assert isinstance(model, DartModel)
     assert isinstance(loss, DartLoss)
@@ -112,12 +112,12 @@ def test_the_bundled_recipe_holds_the_published_values() -> None:
     ],
 )
 def test_a_bad_recipe_is_one_line(old: str, new: str, message: str, tmp_path: Path) -> None:
-    text = (drafter_recipe.BUNDLED / f"{NAME}.toml").read_text()
+    text = (recipe_file.BUNDLED / f"{NAME}.toml").read_text()
     assert old in text
     path = tmp_path / "mine.toml"
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(UsageError) as error:
-        drafter_recipe.read(path)
+        recipe_file.read(path)
     assert str(error.value).startswith(str(path))
     assert message in str(error.value)
     assert "\n" not in str(error.value)

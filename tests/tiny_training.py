@@ -9,7 +9,7 @@ from typing import Any
 
 from conftest import tiny_model
 
-from sparkbench.train import drafter_recipe, tokenizer
+from sparkbench.train import recipe_file, tokenizer
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan")
 SCHEDULE = {
@@ -53,7 +53,7 @@ def save_target(folder: Path, layers: int) -> tuple[Any, Any]:
 
 def save_recipe(folder: Path, name: str, values: Mapping[str, Any]) -> Path:
     """The bundled recipe `name` with other values, for folder/target and folder/talks.jsonl, as folder/recipe.toml."""
-    text = (drafter_recipe.BUNDLED / f"{name}.toml").read_text()
+    text = (recipe_file.BUNDLED / f"{name}.toml").read_text()
     own = {"target": json.dumps(str(folder / "target")), "source": json.dumps(str(folder / "talks.jsonl"))}
     for key, value in (own | SCHEDULE | dict(values)).items():
         text, count = re.subn(rf"^{key} = .*$", f"{key} = {value}", text, flags=re.MULTILINE)

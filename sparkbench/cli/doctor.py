@@ -162,10 +162,11 @@ def extras() -> Iterator[Check]:
 
 
 def embedded() -> Iterator[Check]:
-    """The packaged target and drafters: present, with their size and hash, and loading."""
+    """The packaged target, drafters and n-gram index: present, with their size and hash, and loading."""
     try:
         from sparkbench import catalog, drafters
         from sparkbench.decoding.target import Target
+        from sparkbench.ngram.index import NgramIndex
 
         source = catalog.resolve_target(catalog.EMBEDDED)
         target = Target.load(source, device="cpu")
@@ -174,6 +175,8 @@ def embedded() -> Iterator[Check]:
         for kind, source in known.drafters.items():
             drafters.load(kind, source, target)
             yield Check(f"embedded {kind}", "ok", weights(Path(source)))
+        NgramIndex.open(known.index)
+        yield Check("embedded n-gram index", "ok", weights(Path(known.index).parent))
     except Exception as error:  # whatever keeps it from loading is the finding
         kind = "" if isinstance(error, SparkbenchError) else f"{type(error).__name__}: "
         yield Check("embedded", "failed", f"{kind}{error}")

@@ -202,9 +202,10 @@ def info(
 
 def report(index: "NgramIndex", seconds: float, json: bool) -> None:
     """What was built, and what that took."""
+    from sparkbench.host import peak_memory
     from sparkbench.ngram.describe import describe
 
-    found, peak = describe(index), peak_bytes()
+    found, peak = describe(index), peak_memory()
     if json:
         print_json({"file": index.source, **vars(found), "seconds": seconds, "peak_bytes": peak})
         return
@@ -233,15 +234,3 @@ def size(option: str, value: str) -> int:
     if not found or found[2] not in UNITS:
         raise UsageError(f"{option} {value!r} is not allowed: a size like 512MiB, 1.5GB or 100000")
     return int(float(found[1]) * UNITS[found[2]])
-
-
-def peak_bytes() -> int | None:
-    """The largest resident size of the process so far; None on systems that do not tell.
-
-    Of the program alone: getrusage would count that of the process which started it.
-    """
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return None

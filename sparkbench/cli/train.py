@@ -100,10 +100,10 @@ def drafter(
     once over all conversations, and what it says is kept on disk (the size is printed first). The same command again
     continues where it stopped.
     """
-    from sparkbench.train import drafter_recipe
+    from sparkbench.train import recipe_file
 
-    file = drafter_recipe.find(recipe)
-    chosen = drafter_recipe.read(file).override(target, start, data, steps, dtype)
+    file = recipe_file.find(recipe)
+    chosen = recipe_file.read(file).override(target, start, data, steps, dtype)
     out = Path(file.stem) if out is None else out
     work = work_folder(out, work)
 

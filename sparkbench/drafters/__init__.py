@@ -32,10 +32,7 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
     backbone, head = split_source(source)
     drafter = loading.load(backbone, target, revision)
     if head is None:
-        if kind != "dspark" and drafter.markov_head is not None:
-            raise UsageError(f"drafter {source}: it has a Markov head, so it is a DSpark drafter")
-        if kind == "dspark" and drafter.markov_head is None:
-            raise UsageError(f"drafter {source}: it has no Markov head, so it is no DSpark drafter")
+        check_kind(kind, drafter)
         return drafter
     if kind != "dspark" and head != NO_HEAD:
         raise UsageError(f"drafter {source}: a {kind} drafter takes no Markov head; use the method dspark")
@@ -48,6 +45,15 @@ def load(kind: str, source: str, target: "Target", revision: str | None = None) 
         drafter.markov_head = other.markov_head
         drafter.revision = "+".join(filter(None, (drafter.revision, other.revision))) or None
     return drafter
+
+
+def check_kind(kind: str, drafter: Any) -> None:
+    """Whether a loaded drafter is of a kind, which sharing it between methods must not skip. UsageError: it is not."""
+    source = drafter.source
+    if kind != "dspark" and drafter.markov_head is not None:
+        raise UsageError(f"drafter {source}: it has a Markov head, so it is a DSpark drafter")
+    if kind == "dspark" and drafter.markov_head is None and split_source(source)[1] is None:
+        raise UsageError(f"drafter {source}: it has no Markov head, so it is no DSpark drafter")
 
 
 def split_source(source: str) -> tuple[str, str | None]:

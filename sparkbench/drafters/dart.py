@@ -22,6 +22,8 @@ from sparkbench.drafters.dart_config import DartConfig
 from sparkbench.drafters.heads import MarkovHead
 from sparkbench.drafters.parts import MLP, Block, RMSNorm, Rope, RopeTable, rope, rotate
 
+PUBLISHED_NORMS = 2  # times that the published code applies its last norm
+
 
 class _Attention(nn.Module):
     def __init__(self, config: DartConfig) -> None:
@@ -119,7 +121,9 @@ class DartDrafter(nn.Module):
         whole[..., self.target_ids] = logits
         return whole
 
-    def begin(self, target: Target, batch: int, capacity: int, depth: int, norms: int = 2) -> "DartSession":
+    def begin(
+        self, target: Target, batch: int, capacity: int, depth: int, norms: int = PUBLISHED_NORMS
+    ) -> "DartSession":
         """A session for a batch of `batch` rows that grow to about `capacity` positions, drafting `depth` tokens."""
         return DartSession(self, target, batch, capacity, depth, norms)
 

@@ -24,7 +24,7 @@ from sparkbench.ngram.nodes import make_levels
 from sparkbench.ngram.runs import Packing, Sorter
 from sparkbench.ngram.write import write_index
 
-LEAST_MEMORY = 64 << 10
+LEAST_MEMORY, MOST_MEMORY = 64 << 10, 1 << 40
 DENSE_BYTES = 32  # of a token: its count and children, and copies of them while they are written
 PIECE = 1 << 16  # windows packed at once
 Tell = Callable[[str], None]
@@ -66,9 +66,10 @@ class BuildSpec:
         if self.end_token is not None and not 0 <= self.end_token < self.vocab_size:
             raise UsageError(f"end token {self.end_token} is not allowed: 0 to {self.vocab_size - 1}")
         least = LEAST_MEMORY + 2 * DENSE_BYTES * self.vocab_size
-        if self.memory_bytes < least:
+        if not least <= self.memory_bytes <= MOST_MEMORY:
             raise UsageError(
-                f"memory of {self.memory_bytes:,} bytes is not enough: {least:,} or more for {self.vocab_size:,} tokens"
+                f"memory of {self.memory_bytes:,} bytes is not allowed: "
+                f"{least:,} to {MOST_MEMORY:,} for {self.vocab_size:,} tokens"
             )
 
     @property
@@ -80,7 +81,7 @@ def build(documents: Iterable[Document], out: Path, spec: BuildSpec, tell: Tell 
     """Count the documents and write the index to `out`; `tell` is called with lines about the progress.
 
     UsageError: a token outside the vocabulary, naming the document; an n-gram that occurs too often.
-    RunError: a file cannot be written. Nothing is left behind then, nor after an interruption.
+    RunError: a file cannot be written, or memory is short. Nothing is left behind then, nor after an interruption.
     """
     with workspace(out, spec.temp) as folder:
         sorter = Sorter(folder, spec.packing, spec.memory_bytes * 7 // 8, distinct=False)
@@ -106,7 +107,7 @@ def finish(sorter: Sorter, out: Path, spec: BuildSpec, documents: int, tell: Tel
 
 @contextmanager
 def workspace(out: Path, temp: Path | None) -> Iterator[Path]:
-    """A folder for temporary files, gone afterwards. RunError: one of them, or `out`, cannot be written."""
+    """A folder for temporary files, gone afterwards. RunError: something cannot be written, or memory is short."""
     parent = out.parent if temp is None else temp
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -116,6 +117,8 @@ def workspace(out: Path, temp: Path | None) -> Iterator[Path]:
         raise RunError(
             f"cannot write {out}, with temporary files in {parent}: {error.strerror or first_line(error)}"
         ) from None
+    except MemoryError as error:
+        raise RunError(f"the memory is not enough: {first_line(error)}") from None
 
 
 def _add_windows(sorter: Sorter, document: Document, spec: BuildSpec) -> None:

@@ -19,28 +19,25 @@ Array = NDArray[Any]
 
 
 def look_up(
-    index: NgramIndex, contexts: Array, tokens: Array, rows: Array, order: int = 0
+    index: NgramIndex, contexts: Array, tokens: Array, rows: Array
 ) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """Probabilities [C, k] float32 of candidates after contexts, and how many context tokens each matched, [C, k] int8.
 
-    contexts: [C, n], the last column is the most recent token; -1 where there is none, and all left of it is ignored.
+    contexts: [C, n], the last column is the most recent token; -1 where there is none, and all left of it is ignored,
+              as is what the index is too short for.
     tokens:   [R, k] candidates; an entry outside the vocabulary (-1) gets probability 0.
     rows:     [C], whose candidates a context takes.
-    order:    at most order - 1 context tokens are used; 0: the index's own order.
 
     Where nothing matches, both are 0. A child of count 0 is a match of probability 0 and ends the back-off.
-    ValueError: shapes that do not fit, a row outside `tokens`, or an order that is negative or 1.
+    ValueError: shapes that do not fit, or a row outside `tokens`.
     """
     contexts, tokens, rows = _integers(contexts), _integers(tokens), _integers(rows)
     if contexts.ndim != 2 or tokens.ndim != 2 or rows.shape != contexts.shape[:1]:
         raise ValueError(f"contexts {contexts.shape}, tokens {tokens.shape} and rows {rows.shape} do not fit together")
-    if order < 0 or order == 1:
-        raise ValueError(f"order {order} is not allowed: 0, or 2 and above")
-    depth = min(order or index.order, index.order) - 1
     shape = len(contexts), tokens.shape[1]
     probabilities, lengths = np.zeros(shape, np.float32), np.zeros(shape, np.int8)
     arrays = index.tokens, index.counts, index.first_child
-    if not fill(*arrays, index.vocab_size, contexts, tokens, rows, depth, probabilities, lengths):
+    if not fill(*arrays, index.vocab_size, contexts, tokens, rows, index.order - 1, probabilities, lengths):
         raise ValueError(f"rows must be from 0 to {len(tokens) - 1}")
     return probabilities, lengths
 

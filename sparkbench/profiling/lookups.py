@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,7 @@ def lookup_time(source: str, repeats: int, clock: Clock = time.perf_counter) -> 
     contexts, candidates = known_contexts(index, CALLS * CONTEXTS)
     described = index.nodes, os.path.getsize(source), index.bytes_per_node
     del index
-    with open(source, "rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_pages(source)
     mapped = NgramIndex.open(source)
     seconds = []
     for _ in range(1 + repeats):
@@ -56,13 +56,19 @@ def lookup_time(source: str, repeats: int, clock: Clock = time.perf_counter) -> 
     return LookupTime(source, *described, seconds[0], statistics.median(seconds[1:]))
 
 
+def drop_pages(path: str | Path) -> None:
+    """Ask the system to keep nothing of a file in memory; it keeps what a process has mapped."""
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def known_contexts(index: NgramIndex, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """`count` contexts of full length [count, order - 1] that something follows, and candidates [count, CANDIDATES]:
-    half children of the context, as far as there are any, half any tokens. UsageError: it holds no context so long."""
+    half children of the context, as far as there are any, half any tokens. UsageError: none is so long."""
     draws = np.random.default_rng(0)
-    begin, end = _start(index, index.order - 1), index.inner
+    begin, end = index.depths[index.order - 1 : index.order + 1]
     if begin == end:
-        raise UsageError(f"n-gram index {index.source} holds nothing to look up")
+        raise UsageError(f"n-gram index {index.source} has no text of {index.order - 1} tokens to look up")
     drawn = draws.integers(begin, end, 8 * count)
     followed = drawn[index.first_child[drawn + 1] > index.first_child[drawn]]
     nodes = np.resize(followed if len(followed) else drawn, count)
@@ -76,11 +82,3 @@ def known_contexts(index: NgramIndex, count: int) -> tuple[NDArray[np.int64], ND
         contexts[:, column] = index.tokens[nodes]
         nodes = np.searchsorted(index.first_child, nodes, side="right") - 1  # parents
     return contexts, candidates
-
-
-def _start(index: NgramIndex, depth: int) -> int:
-    """The first node of a depth."""
-    node = 0
-    for _ in range(depth):
-        node = int(index.first_child[node])
-    return node

@@ -92,7 +92,7 @@ def measure(
 ) -> Profile:
     """Measure a target, the drafting of `methods`, by name, and look-ups in n-gram indices, by file.
 
-    UsageError: a number that is not allowed.   RunError: the memory is not enough.
+    UsageError: a number that is not allowed, or a broken index.   RunError: the memory is not enough.
     """
     places = list(product(grid.batch_sizes, grid.contexts))
     for batch_size, context in places:
@@ -103,6 +103,10 @@ def measure(
     progress.start(1 + len(places) * (1 + len(methods)) + len(indices))
     peaks = measure_peaks(target.device, target.dtype)
     progress.advance("bandwidth and peak")
+    lookups = []  # first, since a file may be broken
+    for source in indices:
+        lookups.append(lookup_time(source, grid.repeats))
+        progress.advance(f"index {source}")
     curves: list[StepCurve] = []
     rows: list[Row] = []
     drafts: list[DraftTime] = []
@@ -126,10 +130,6 @@ def measure(
             else:
                 drafts.append(DraftTime(name, method.drafter.source, batch_size, context, seconds))
             progress.advance(f"{name}, {where}")
-    lookups = []
-    for source in indices:
-        lookups.append(lookup_time(source, grid.repeats))
-        progress.advance(f"index {source}")
     beside = {
         "machine": machine.describe(target.device),
         "peaks": asdict(peaks),

@@ -36,6 +36,7 @@ from sparkbench.search.ranking import INF, best_ids, finite, rank
 EPSILON = 1e-10
 LEVEL_EXPONENT = -0.7
 DRAFT_BASE = 0.9
+MAX_BEAM = 1 << 31  # more paths than there can be; counts of paths stay in 64 bits
 MAX_WEIGHT = 1e30  # scores stay finite in float32
 DEFAULT_NODES = {"code": 60, "paper": 59}
 
@@ -71,6 +72,12 @@ class ContinuitySpec:
             raise ValueError(f"order {self.order} is not allowed: 0, or 2 and above")
         if self.score not in DEFAULT_NODES:
             raise ValueError(f"score {self.score!r} is not allowed: {' or '.join(DEFAULT_NODES)}")
+
+    def context_length(self, index: NgramIndex | None) -> int:
+        """Tokens before a candidate that a look-up reads; 0: nothing is looked up."""
+        if index is None or not self.ngram_weight:
+            return 0
+        return min(self.order or index.order, index.order) - 1
 
     @property
     def theta(self) -> int:
@@ -182,14 +189,13 @@ def search(
 
     terms, tokens, known = short.terms, short.tokens, short.known
     batch, depth, width = terms.shape
-    remembered = 0  # tokens of a context
-    if index is not None and spec.ngram_weight:
-        remembered = min(spec.order or index.order, index.order) - 1
+    remembered = spec.context_length(index)
     weight, epsilon = np.float32(spec.ngram_weight), np.float32(EPSILON)
+    reach = min(spec.beam, MAX_BEAM)
     with stage("build/search"):
-        widths = [1]  # of the beam, at most
+        widths = [1]  # of the beam, at most: it is read off the tree's nodes
         while len(widths) < depth:
-            widths.append(min(spec.beam, widths[-1] * width))
+            widths.append(min(spec.beam, spec.theta, widths[-1] * width))
         most = 1 + sum(widths) * width
         scores = np.zeros((batch, most), np.float32)
         nodes = np.empty((batch, most, 3), np.int64)
@@ -210,7 +216,7 @@ def search(
     for level in range(depth):
         factor = np.float32((level + 1) ** LEVEL_EXPONENT)
         with stage("build/search"):
-            widest = find_beam(level, offered, stops, scores, nodes, best, counts, beam)
+            widest = find_beam(level, reach, offered, stops, scores, nodes, best, counts, beam)
         if not widest:
             break
         if index is not None and remembered and (level or spec.score == "paper"):

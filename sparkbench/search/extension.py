@@ -39,15 +39,24 @@ def count_candidates(tokens: Array, terms: Array, stops: Array, offered: Array) 
 
 @compiled
 def find_beam(
-    level: int, offered: Array, stops: Array, scores: Array, nodes: Array, best: Array, counts: Array, beam: Array
+    level: int,
+    width: int,
+    offered: Array,
+    stops: Array,
+    scores: Array,
+    nodes: Array,
+    best: Array,
+    counts: Array,
+    beam: Array,
 ) -> int:
     """Write the paths that the level extends, best first, as nodes to beam [B, w]; returns the most that a row has.
 
+    width:   paths that a level extends; those that are in `best` must fit into `beam`.
     stops:   [S] token ids.
     scores:  [B, P] float32, nodes [B, P, 3], best [B, T].
     counts:  [B, 4]: nodes made, nodes in `best`, paths in `beam`, and how many those would be without pruning.
     """
-    width, widest = beam.shape[1], 0
+    widest = 0
     for row in range(len(counts)):
         sums, made, top, kept, live = scores[row], nodes[row], best[row], counts[row, KEPT], 0
         paths, plain = 1, 0  # without pruning; plain ones do not end in a stop token

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from sparkbench.decoding.target import Target
 from sparkbench.drafters.block import BlockDrafter
-from sparkbench.drafters.dart import DartDrafter
-
-PUBLISHED_NORMS = 2  # of DART: its code norms twice, so that is what training must optimise
+from sparkbench.drafters.dart import PUBLISHED_NORMS, DartDrafter
 
 
 def hidden_at(
