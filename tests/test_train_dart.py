@@ -136,6 +136,21 @@ def test_blocks_do_not_see_each_other(target: Target, read: tuple[Tensor, Tensor
                 assert same == (place != changed_block or slot - 1 < changed_mask), (place, slot)
 
 
+def test_masks_begin_by_looking_back(target: Target, read: tuple[Tensor, Tensor]) -> None:
+    """A new drafter's masks attend to the rows just before them."""
+    ids, features = read
+    drafter = drafter_of(target)
+    layer, last = drafter.midlayer, ids.shape[1] - 1
+    with torch.no_grad():
+        inputs = layer.inputs(target.embed(ids[:, 1:]), drafter.fc(features[:, :-1]))
+        keys, _ = layer.keys_values(inputs, drafter.rope(torch.arange(last), torch.float32))
+        masks = layer.mask_rep.expand(1, 1, -1)
+        queries = layer.queries(masks, drafter.rope(torch.tensor([last]), torch.float32))
+        scores = (queries @ keys.repeat_interleave(2, 1).transpose(2, 3)).mean((0, 1, 2))
+    assert scores[-1] > scores[-3] > scores[0]
+    assert scores[-1] > block.LOOK_BACK**2 * 8 / 3  # of 8 for rows at no distance, all of whose inputs are common
+
+
 def test_divergence(target: Target) -> None:
     """KL from the target by its definition, weighted; 0 where both agree; least at the mean of several targets."""
     generator = torch.Generator().manual_seed(1)

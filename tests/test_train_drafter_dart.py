@@ -142,7 +142,7 @@ def test_random_weights_come_from_the_seed_and_the_head_is_the_target_s(
     head = target.model.get_output_embeddings().weight
     assert torch.equal(first.lm_head.weight, head)
     assert first.lm_head.weight.data_ptr() != head.data_ptr()
-    assert first.midlayer.self_attn.q_proj.weight.std().item() == pytest.approx(0.1, rel=0.05)
+    assert first.midlayer.self_attn.o_proj.weight.std().item() == pytest.approx(0.1, rel=0.05)
     assert first.midlayer.mask_rep.std().item() == pytest.approx(1, rel=0.3)
 
 
