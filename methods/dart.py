@@ -2,7 +2,8 @@
 
 DART, arXiv 2601.19278. The drafter predicts d tokens in one forward, each without knowing the others; the search puts
 together those that follow each other in text, by the counts of an n-gram index (sparkbench.search.continuity). The
-tree holds the `budget` best nodes of a beam search, `theta` of the paper. It is drafted the same at any temperature.
+tree holds the `budget` best nodes of a beam search, `theta` of the paper. It is drafted the same at any temperature,
+as published, unless its options say otherwise.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from sparkbench.decoding.drafting import DraftOptions, Drafts
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
@@ -22,7 +24,7 @@ from sparkbench.search import ContinuitySpec, continuity_tree, warm_up
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(DraftOptions):
     """drafter: as for dflash; any drafter without a Markov head, so `dflash` and `dspark-b7+none` serve too.
 
     index:        n-gram index: a file, a hub id, or `none`; empty for the target's default.
@@ -46,6 +48,7 @@ class Options:
     final_norms: Literal[2, 1] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.depth < 0:
             raise ValueError(f"depth {self.depth} is not allowed: 0 or above")
         self.spec(1)
@@ -91,6 +94,7 @@ class Dart(DFlash):
             logits = self.session.draft(context).logits
         with context.stage("build"):
             self._remember(context)
+            logits = Drafts(self.options, context, *logits.shape[1:]).ranked(logits)
             stops = context.stop_ids
             return continuity_tree(logits, context.anchors, self._history, self.index, self.spec, stops, context.stage)
 
@@ -107,3 +111,7 @@ class Dart(DFlash):
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
         self._history = self._history[torch.tensor(rows, device=self._history.device)]
+
+    def admit(self, rows: int) -> None:
+        super().admit(rows)
+        self._history = torch.cat([self._history, self._history.new_full((rows, self._history.shape[1]), -1)])

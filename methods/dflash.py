@@ -1,12 +1,14 @@
 """DFlash: a block-diffusion drafter fills a whole block in one forward, and its greedy tokens are verified as a chain.
 
 Chen et al., arXiv 2602.06036. The drafter reads the target's features of all committed positions and predicts every
-slot of the block in parallel, each from its own marginal. Drafts are greedy at any temperature.
+slot of the block in parallel, each from its own marginal. Drafts are greedy at any temperature, as published, unless
+its options say otherwise.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparkbench.decoding.drafting import ChainOptions, Drafts
 from sparkbench.decoding.method import Context, Method
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
@@ -14,8 +16,11 @@ from sparkbench.registry import method
 
 
 @dataclass(frozen=True)
-class Options:
-    """drafter: an embedded drafter's name, a folder or a hub id; empty for the target's default."""
+class Options(ChainOptions):
+    """drafter: an embedded drafter's name, a folder or a hub id; empty for the target's default.
+
+    Others: decoding/drafting.py.
+    """
 
     drafter: str = ""
 
@@ -52,9 +57,13 @@ class DFlash(Method):
             logits = self.session.draft(context).logits
         with context.stage("build"):
             logits = logits.float()
-            best, drafts = logits.max(-1)
-            log_probs = (best - logits.logsumexp(-1)).cumsum(1)
-            return DraftTree.chain_of(context.anchors, drafts, log_probs)
+            chosen = Drafts(self.options, context, *logits.shape[1:])
+            drafts = chosen.pick(logits)
+            log_probs = chosen.log_probs(logits, drafts)
+            return DraftTree.chain_of(context.anchors, drafts, log_probs, draft_probs=chosen.draft_probs)
 
     def keep(self, rows: Sequence[int]) -> None:
         self.session.keep(rows)
+
+    def admit(self, rows: int) -> None:
+        self.session.admit(rows)

@@ -1,6 +1,7 @@
 """DSpark: a block drafter whose Markov head makes each slot depend on the token before it, verified as a chain.
 
-DSpark, arXiv 2607.05147. One forward of the drafter, then one small step of the head a slot, greedy at any temperature.
+DSpark, arXiv 2607.05147. One forward of the drafter, then one small step of the head a slot. The published evaluator
+samples the slots and accepts by rejection (`rule=rejection`); by default they are greedy and matched.
 The confidence head says how likely each slot is accepted, and can shorten the chain before it is verified:
 
 - `confidence-threshold`: the prefix before the first slot whose own confidence is below it (the published evaluator).
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sparkbench.decoding.drafting import ChainOptions, Drafts
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
@@ -30,13 +32,14 @@ from sparkbench.scheduling import Calibration, DelayedCapacity, admit, threshold
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ChainOptions):
     """drafter: a drafter's name, a folder or a hub id; empty for the target's default. `A+B` gives A the Markov head
              of B, `A+none` leaves it out.
     depth:   most tokens drafted; 0 is the whole block.
     confidence_threshold: 0 is off.
     curve:   step curve for scheduled and delayed, as `sparkbench profile` writes it; empty measures one at the start.
     calibration: file of temperatures for the confidences; empty takes the drafter's own, `none` none.
+    Others: decoding/drafting.py.
     """
 
     drafter: str = ""
@@ -47,6 +50,7 @@ class Options:
     calibration: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.depth < 0:
             raise ValueError(f"depth {self.depth} is not allowed: 0 or above")
         if not 0 <= self.confidence_threshold <= 1:
@@ -87,14 +91,17 @@ class DSpark(DFlash):
             logits = block.logits.float()
             with context.stage("build/markov"):
                 head = self.drafter.markov_head
-                drafts = logits.argmax(-1) if head is None else head.chain(logits, block.hidden, context.anchors)
+                chosen = Drafts(self.options, context, *logits.shape[1:])
+                if head is None:
+                    drafts = chosen.pick(logits)
+                else:
+                    drafts = head.chain(logits, block.hidden, context.anchors, chosen.pick)
             lengths = None
             if self.uses_confidence:
                 with context.stage("build/confidence"):
                     lengths = self.lengths(self.confidence(block, context.anchors, drafts))
-            chosen = logits.gather(2, drafts[..., None])[..., 0]
-            log_probs = (chosen - logits.logsumexp(-1)).cumsum(1)
-            return DraftTree.chain_of(context.anchors, drafts, log_probs, lengths)
+            log_probs = chosen.log_probs(logits, drafts)
+            return DraftTree.chain_of(context.anchors, drafts, log_probs, lengths, chosen.draft_probs)
 
     def confidence(self, block: Block, anchors: Tensor, drafts: Tensor) -> Tensor:
         """Confidence logits [B, L] of the slots of a chain `drafts` [B, L]."""
@@ -116,3 +123,7 @@ class DSpark(DFlash):
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
         self._delayed.keep(rows)
+
+    def admit(self, rows: int) -> None:
+        super().admit(rows)
+        self._delayed.join(rows, self.depth)

@@ -80,7 +80,7 @@ class Variant:
             key, equals, value = pair.partition("=")
             key = key.strip().replace("_", "-")
             if not equals or key not in fields:
-                known = ", ".join(fields) or "none"
+                known = ", ".join(sorted(fields)) or "none"
                 raise UsageError(f"method {found.name}: unknown option {key or pair!r}; known: {known}")
             if key in options:
                 raise UsageError(f"method {found.name}: option {key} is given twice")

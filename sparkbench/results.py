@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sparkbench.decoding.timing import STAGES
 from sparkbench.errors import UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 METADATA_PREFIX = "sparkbench."
 RUN_FILE = "run.json"
 
@@ -93,6 +93,9 @@ SAMPLES = pa.schema(
         ("degenerate", pa.bool_()),
         ("device_id", pa.string()),
         ("output_ids", pa.list_(pa.int64())),
+        ("batch_rounds", pa.int64()),
+        ("arrival_s", pa.float64()),
+        ("latency_s", pa.float64()),
     ]
 )
 

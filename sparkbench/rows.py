@@ -156,6 +156,9 @@ def generation_columns(generation: Generation) -> dict[str, Any]:
     rounds = generation.rounds
     return {
         "batch_wall_s": generation.batch_wall_s,
+        "batch_rounds": generation.batch_rounds,
+        "arrival_s": generation.arrival_s,
+        "latency_s": generation.latency_s,
         "tokens_out": len(generation.output_ids),
         "rounds": len(rounds),
         "rounds_drafted": generation.rounds_drafted,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparkbench.decoding.method import Context
+from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
@@ -43,7 +44,7 @@ def context_of(
     timer = StageTimer(target.device, recording=False)
     lengths = torch.zeros(len(anchors), dtype=torch.int64)
     tokens = torch.zeros(features.shape[:2], dtype=torch.int64) if tokens is None else tokens
-    return Context(target, torch.tensor(anchors), lengths, features, tokens, counts, 0.0, target.stop_ids, 0, timer)
+    return Context(target, torch.tensor(anchors), lengths, features, tokens, counts, Sampling(), target.stop_ids, timer)
 
 
 @contextmanager

@@ -24,7 +24,8 @@ schema_version, run, unit, target, method, variant, drafter, rule, dataset, doma
 prompt_tokens_hash, turn, temperature, budget, batch_size, batch_id, batch_wall_s, repeat, seed, pass,
 order, tokens_in, tokens_out, rounds, rounds_drafted, forwards, accepted_sum, committed_sum, proposed_sum,
 nodes_sum, ttft_s, decode_s, cpu_s, load_s, peak_device_bytes, peak_host_bytes, stop_reason, status, error,
-output_sha256, exactness, first_divergence, score_gap, width_noise, degenerate, device_id, output_ids
+output_sha256, exactness, first_divergence, score_gap, width_noise, degenerate, device_id, output_ids,
+batch_rounds, arrival_s, latency_s
 """
 DOCUMENTED_ROUNDS = """
 run, unit, variant, budget, dataset, prompt_id, turn, temperature, batch_size, repeat, pass, round, cold,
@@ -142,7 +143,7 @@ def test_unit_counts_as_done_only_whole_intact_and_its_own(tmp_path: Path) -> No
         store.path("rounds", "u").unlink()
         assert not store.done("u", "one", notes)
         assert len(notes) == 2
-        assert metadata(read_file(store.path("samples", "u")))["schema_version"] == "1"
+        assert metadata(read_file(store.path("samples", "u")))["schema_version"] == "2"
 
 
 def test_unit_delivered_twice_is_read_once(tmp_path: Path) -> None:

@@ -121,13 +121,37 @@ class RowCache:
         self.host_lengths = [self.host_lengths[row] for row in rows]
         self._rows = self._rows[: len(rows)]
 
+    def admit(self, rows: int) -> None:
+        """Add `rows` empty rows behind those there are."""
+        layers, two, _, *shape = self.store.shape
+        self._append(self.store.new_zeros(layers, two, rows, *shape), self.lengths.new_zeros(rows), [0] * rows)
+
+    def join(self, other: "RowCache") -> None:
+        """Add the rows of another cache of the same shape behind those there are."""
+        capacity = max(self.store.shape[4], other.store.shape[4])
+        self.store = _extended(self.store, capacity)
+        self._append(_extended(other.store, capacity), other.lengths, other.host_lengths)
+
+    def _append(self, store: Tensor, lengths: Tensor, host_lengths: Sequence[int]) -> None:
+        self.store = torch.cat([self.store, store], 2)
+        self.lengths = torch.cat([self.lengths, lengths])
+        self.host_lengths = [*self.host_lengths, *host_lengths]
+        self._rows = torch.arange(self.batch, device=self.lengths.device)[:, None]
+
     def _grow(self, needed: int) -> None:
         capacity = self.store.shape[4]
         if needed > capacity:
-            *leading, _, head_dim = self.store.shape
-            larger = self.store.new_zeros(*leading, _bucketed(max(needed, capacity * 3 // 2)), head_dim)
-            larger[:, :, :, :, :capacity] = self.store
-            self.store = larger
+            self.store = _extended(self.store, _bucketed(max(needed, capacity * 3 // 2)))
+
+
+def _extended(store: Tensor, capacity: int) -> Tensor:
+    """`store` with room for `capacity` entries a row."""
+    *leading, entries, head_dim = store.shape
+    if entries == capacity:
+        return store
+    larger = store.new_zeros(*leading, capacity, head_dim)
+    larger[:, :, :, :, :entries] = store
+    return larger
 
 
 def _bucketed(entries: int) -> int:

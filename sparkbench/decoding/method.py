@@ -2,7 +2,8 @@
 
 A method only proposes: from the last committed token and the target's features of what was committed since its last
 proposal it makes a draft tree. It reads no clock, no file and no command line, and it never sees the noise or the seed
-with which the target draws. One instance serves one batch after the other; `begin` starts a batch.
+with which the target draws, unless it asks for `shared` noise, which its variant says. One instance serves one batch
+after the other; `begin` starts a batch.
 """
 
 from abc import ABC, abstractmethod
@@ -11,9 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from sparkbench.decoding.accept import Acceptance
+from sparkbench.decoding.sampling import Sampling, gumbel
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
@@ -29,8 +32,9 @@ class Context:
                  prompt); entries of row b beyond `counts[b]` are garbage. None without feature layers.
     tokens:      [B, C] int64, the ids of the same positions; the anchor follows them.
     counts:      valid entries of each row, on the host.
-    temperature: of the target's draws.
+    sampling:    how the target draws.
     stop_ids:    token ids that end a generation.
+    noise_keys:  [B] int64, of the noise that drafts take (`Method.noise`); None if they take none.
     round:       0 in the first round of a batch.
     """
 
@@ -40,14 +44,21 @@ class Context:
     features: Tensor | None
     tokens: Tensor
     counts: Sequence[int]
-    temperature: float
+    sampling: Sampling
     stop_ids: frozenset[int]
-    round: int
     timer: StageTimer
+    noise_keys: Tensor | None = None
+    round: int = 0
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """Time the enclosed work as stage `name` (timing.STAGES)."""
         return self.timer.stage(name)
+
+    def gumbel(self, depths: int, vocab: int) -> Tensor:
+        """Noise [B, depths, vocab] float32 for drafts of the next `depths` positions."""
+        assert self.noise_keys is not None
+        steps = torch.arange(1, depths + 1, device=self.anchors.device)
+        return gumbel(self.noise_keys, self.lengths[:, None] + steps, vocab)
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Method(ABC):
     One that takes a budget and needs costs proposes exactly `cap` nodes while its own costs are measured.
     Who builds an instance gives it `costs` (profiling.costs.RoundCosts) if `needs_costs`, `calibration`
     (scheduling.Calibration) if it has one for the drafter, and `index` (ngram.NgramIndex) if an option `index` names
-    one.
+    one. `most_rows`, if set, is the batch size above which the loop lets it rest and decodes autoregressively.
     """
 
     Options: ClassVar[type] = NoOptions
@@ -83,11 +94,22 @@ class Method(ABC):
         self.calibration: Any = None
         self.index: Any = None
         self.cap: int | None = None
+        self.most_rows: int | None = None
 
     @property
     def needs_costs(self) -> bool:
         """Whether it decides by what a forward costs on this machine."""
         return False
+
+    @property
+    def rule(self) -> str:
+        """How its drafts are accepted (decoding/accept.py)."""
+        return getattr(self.options, "rule", "match")
+
+    @property
+    def noise(self) -> str:
+        """Which noise its drafts take: none, its own, or `shared`, the target's (decoding/drafting.py)."""
+        return getattr(self.options, "noise", "none")
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -116,3 +138,6 @@ class Method(ABC):
 
     def keep(self, rows: Sequence[int]) -> None:  # noqa: B027 (optional)
         """Drop all rows but `rows` from the batch."""
+
+    def admit(self, rows: int) -> None:  # noqa: B027 (optional)
+        """Take `rows` new rows in, behind those there are; their prompts come with the next round's features."""

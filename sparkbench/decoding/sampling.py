@@ -10,13 +10,16 @@ token ids.
 The noise is a counter-based hash on the device: SplitMix64 with one stream a position, 52 bits of it as a uniform
 number in float64, so both tails are resolved far beyond what 24-bit uniforms give (a Gumbel value up to 36.7 instead
 of 16.6).
+
+What else is random, drafts and the tests of rejection sampling, has streams of its own (`stream_keys`), so that it is
+independent of the target's noise.
 """
 
 import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,15 +34,20 @@ _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the target's next token is drawn.
+    """How the target's next token is drawn; all as `generate` of transformers defines it.
 
-    temperature: 0 is greedy.  top_k: 0 is off.  top_p: in (0, 1], 1 is off.
-    Filters are applied after the temperature, top-k first, as `generate` of transformers does.
+    temperature: 0 is greedy.  top_k: 0 is off.  top_p: in (0, 1], 1 is off.  min_p: in [0, 1], 0 is off.
+    repetition_penalty: above 0, 1 is off: positive logits of tokens that the prompt or the output holds already are
+    divided by it, negative ones multiplied.
+
+    The penalty comes first and works at any temperature; the others are for temperatures above 0, in this order.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
@@ -48,14 +56,38 @@ class Sampling:
             raise UsageError(f"top-k {self.top_k} is not allowed: 0 (off) or above")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p {self.top_p} is not allowed: above 0, at most 1 (off)")
+        if not 0 <= self.min_p <= 1:
+            raise UsageError(f"min-p {self.min_p} is not allowed: 0 (off) to 1")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise UsageError(f"repetition-penalty {self.repetition_penalty} is not allowed: above 0, 1 is off")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def scores(self, logits: Tensor) -> Tensor:
-        """logits [..., V] -> float32 scores [..., V]: tempered, with -inf where a filter cuts."""
+    @property
+    def filters(self) -> bool:
+        """Whether some tokens may be cut."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1
+
+    def for_drafts(self, temperature: float | None = None) -> "Sampling":
+        """The same without the penalty, which knows the output; `temperature`: another one."""
+        chosen = self.temperature if temperature is None else temperature
+        return replace(self, temperature=chosen, repetition_penalty=1.0)
+
+    def scores(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """logits [..., V] -> float32 scores [..., V]: penalised and tempered, with -inf where a filter cuts.
+
+        seen: [..., V] bool, tokens that the penalty is for; needed only if there is one.
+        """
         scores = logits.float()
+        if self.penalises and seen is not None:
+            moved = torch.where(scores < 0, scores * self.repetition_penalty, scores / self.repetition_penalty)
+            scores = torch.where(seen, moved, scores)
         if self.greedy:
             return scores
         scores = scores / self.temperature
@@ -69,13 +101,37 @@ class Sampling:
             cut_ordered = before >= self.top_p
             cut_ordered[..., 0] = False  # the likeliest token always stays
             scores = scores.masked_fill(cut_ordered.scatter(-1, order, cut_ordered), -math.inf)
+        if self.min_p > 0:
+            probabilities = scores.softmax(-1)
+            too_rare = probabilities < self.min_p * probabilities.amax(-1, keepdim=True)
+            scores = scores.masked_fill(too_rare, -math.inf)
         return scores
+
+    def probabilities(self, logits: Tensor, seen: Tensor | None = None) -> Tensor:
+        """The distribution [..., V] float32 that a token is drawn from; at temperature 0 all of it is on one token."""
+        scores = self.scores(logits, seen)
+        if self.greedy:
+            return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        return scores.softmax(-1)
 
 
 def noise_key(prompt_ids: Sequence[int], seed: int, repeat: int = 0, copy: int = 0) -> int:
     """The 64-bit key of a request's noise; `repeat` and `copy` (of a duplicate prompt) give noise of their own."""
     numbers = struct.pack(f"<{len(prompt_ids) + 3}q", seed, repeat, copy, *prompt_ids)
     return int.from_bytes(hashlib.blake2b(numbers, digest_size=8).digest(), "little", signed=True)
+
+
+def stream_keys(keys: Tensor, stream: int) -> Tensor:
+    """Keys [B] of another stream of random numbers, independent of that of `keys` and of other streams (not 0)."""
+    return _mix(keys ^ _mix(torch.full_like(keys, stream)))
+
+
+def round_keys(keys: Tensor, lengths: Tensor) -> Tensor:
+    """Keys [B] of a round behind `lengths` [B] committed positions, so that no number serves two rounds.
+
+    What a round drafts may depend on how earlier rounds went, in which the same positions were drafted too.
+    """
+    return _mix(keys + lengths * _GOLDEN)
 
 
 def gumbel(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
@@ -85,19 +141,36 @@ def gumbel(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     return _gumbel_of(_mix(streams[..., None] + tokens * _GOLDEN))
 
 
-def draw(logits: Tensor, depths: Tensor, lengths: Tensor, keys: Tensor, max_depth: int, sampling: Sampling) -> Tensor:
+def uniform(keys: Tensor, positions: Tensor, numbers: Tensor) -> Tensor:
+    """Numbers in (0, 1), [B, N] float64, for keys [B] at positions [B, N], told apart by `numbers` [B, N] int64."""
+    return _uniform_of(_mix(_mix(keys[:, None] + positions * _GOLDEN) + (numbers + 1) * _GOLDEN))
+
+
+def draw(
+    logits: Tensor,
+    depths: Tensor,
+    lengths: Tensor,
+    keys: Tensor,
+    max_depth: int,
+    sampling: Sampling,
+    seen: Tensor | None = None,
+) -> Tensor:
     """The target's next token at each node: [B, N] int64.
 
     logits:  [B, N, V].   depths: [B, N].   keys: [B] int64.
     lengths: [B] int64, the absolute position of each root; a node at depth d draws the token of position
              length + d + 1.
+    seen:    as in `Sampling.scores`.
     """
-    if sampling.greedy:
+    if sampling.greedy and not sampling.penalises:
         return logits.argmax(-1)
+    scores = sampling.scores(logits, seen)
+    if sampling.greedy:
+        return scores.argmax(-1)
     steps = torch.arange(1, max_depth + 2, device=logits.device)
     noise = gumbel(keys, lengths[:, None] + steps, logits.shape[-1])
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
-    return (sampling.scores(logits) + noise[rows, depths]).argmax(-1)
+    return (scores + noise[rows, depths]).argmax(-1)
 
 
 def _mix(state: Tensor) -> Tensor:
@@ -114,5 +187,8 @@ def _shift(state: Tensor, bits: int) -> Tensor:
 
 def _gumbel_of(hashes: Tensor) -> Tensor:
     """int64 hashes -> standard Gumbel noise, float32: -log(-log1p(-u)) of u in (0, 1)."""
-    uniform = (_shift(hashes, 12).double() + 0.5) * 2.0**-52
-    return torch.log1p(uniform.neg_()).neg_().log_().neg_().float()
+    return torch.log1p(_uniform_of(hashes).neg_()).neg_().log_().neg_().float()
+
+
+def _uniform_of(hashes: Tensor) -> Tensor:
+    return (_shift(hashes, 12).double() + 0.5) * 2.0**-52

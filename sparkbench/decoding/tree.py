@@ -27,6 +27,9 @@ class DraftTree:
     log_probs:  [B, N] cumulative log-probability of each node under the drafter (0 at the root), or None where the
                 scores are no probabilities.
     chain:      True if node i is the child of node i - 1 in every row and nothing is padded.
+    draft_probs: [B, P, V] float32 where drafts were sampled: row i is the distribution that the children of node i were
+                drawn from, one after the other without replacement in the order of the nodes. Nodes from P on have no
+                children. None where drafts were not sampled.
 
     Siblings carry distinct tokens.
     """
@@ -38,6 +41,7 @@ class DraftTree:
     max_depth: int
     log_probs: Tensor | None = None
     chain: bool = False
+    draft_probs: Tensor | None = None
 
     @classmethod
     def root(cls, anchors: Tensor) -> "DraftTree":
@@ -52,25 +56,29 @@ class DraftTree:
         drafts: Tensor,
         log_probs: Tensor | None = None,
         lengths: Sequence[int] | None = None,
+        draft_probs: Tensor | None = None,
     ) -> "DraftTree":
         """The chain anchors [B] -> drafts [B, L]; `log_probs` [B, L] are cumulative.
 
         lengths: tokens of each row's chain, at most L; None is L for every row.
+        draft_probs: [B, L, V], what each draft was sampled from.
         """
         if lengths is not None:
             longest = max(lengths)
             drafts = drafts[:, :longest]
             log_probs = None if log_probs is None else log_probs[:, :longest]
+            draft_probs = None if draft_probs is None else draft_probs[:, :longest]
         batch, length = drafts.shape
         parents, depths, valid = _chain_structure(batch, length + 1, anchors.device)
         if log_probs is not None:
             log_probs = torch.cat([log_probs.new_zeros(batch, 1), log_probs], dim=1)
         tokens = torch.cat([anchors[:, None], drafts], dim=1)
         if lengths is None or min(lengths) == length:
-            return cls(tokens, parents, depths, valid, length, log_probs, chain=True)
+            return cls(tokens, parents, depths, valid, length, log_probs, True, draft_probs)
         ends = torch.tensor(lengths, device=anchors.device)[:, None]
         valid = depths <= ends
-        return cls(tokens.where(valid, 0), parents.where(valid, -1), depths.where(valid, 0), valid, length, log_probs)
+        tokens, parents, depths = tokens.where(valid, 0), parents.where(valid, -1), depths.where(valid, 0)
+        return cls(tokens, parents, depths, valid, length, log_probs, False, draft_probs)
 
     def first(self, nodes: int) -> "DraftTree":
         """The tree of the root and the first `nodes` draft nodes of every row."""
@@ -108,6 +116,14 @@ class DraftTree:
             table = torch.cat([table, lifted], dim=2)
             jump = jump.gather(1, jump)
         return table[:, :, : self.max_depth + 1]
+
+    @cached_property
+    def ranks(self) -> Tensor:
+        """[B, N] int64: place of a node among its siblings, from 0."""
+        if self.chain:
+            return torch.zeros_like(self.depths)
+        alike = (self.parents[:, :, None] == self.parents[:, None]) & self.valid[:, None]
+        return (alike & _lower_triangle(self.width, self.tokens.device)).sum(2) - 1
 
     @cached_property
     def visibility(self) -> Tensor:

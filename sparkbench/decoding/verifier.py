@@ -77,6 +77,20 @@ class Verifier:
         self.cache.commit([len(prompt) for prompt in prompts])
         return verified
 
+    def admit(self, prompts: Sequence[Sequence[int]]) -> Verified:
+        """Prefill further prompts as new rows behind those there are; the result is that of `prefill`."""
+        target, running = self.target, self.cache
+        capacity = max(map(len, prompts))
+        self.cache = self._stock_cache.rows = RowCache(
+            target.num_layers, target.kv_heads, target.head_dim, len(prompts), capacity, target.dtype, target.device
+        )
+        try:
+            verified = self.prefill(prompts)
+            running.join(self.cache)
+        finally:
+            self.cache = self._stock_cache.rows = running
+        return verified
+
     def pack(self, tree: DraftTree) -> Packed:
         """Positions and masks of `tree`, behind what is committed."""
         self.cache.open(tree.width)
@@ -156,21 +170,21 @@ class _StockCache(Cache):
 
     def __init__(self, rows: RowCache, windows: Sequence[int | None]) -> None:
         super().__init__(layers=[])
-        self._cache = rows
+        self.rows = rows
         self._windows = windows
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = self._cache.write(layer_idx, key_states, value_states)
-        first = self._cache.horizon(self._windows[layer_idx])
+        keys, values = self.rows.write(layer_idx, key_states, value_states)
+        first = self.rows.horizon(self._windows[layer_idx])
         return (keys[:, :, first:], values[:, :, first:]) if first else (keys, values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self._cache.max_length
+        return self.rows.max_length
 
     def get_query_offset(self, layer_idx: int | None = 0) -> int:
-        return self._cache.max_length
+        return self.rows.max_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int | None = 0) -> tuple[int, int]:
-        return self._cache.span, 0
+        return self.rows.span, 0

@@ -193,6 +193,9 @@ class BlockSession:
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
 
+    def admit(self, rows: int) -> None:
+        self.cache.admit(rows)
+
     def _mask(self, window: int | None) -> Tensor | None:
         """[B, 1, b or 1, span] bool: a slot sees its row's context (within the window) and the whole block."""
         cache = self.cache

@@ -174,6 +174,9 @@ class DartSession:
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
 
+    def admit(self, rows: int) -> None:
+        self.cache.admit(rows)
+
 
 def _entry(rows: Tensor, places: Tensor | None) -> Tensor:
     """[B, 1, n]: entry `places` [B] of rows [B, C, n]; the last where that is None."""

@@ -14,6 +14,7 @@ hidden state after the final norm:
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -66,15 +67,23 @@ class MarkovHead(nn.Module):
             latents.append(latent)
         return self.bias(torch.stack(latents, -2))
 
-    def chain(self, logits: Tensor, hidden: Tensor, anchors: Tensor) -> Tensor:
-        """The greedy chain [B, L] behind anchors [B]; `logits` [B, L, V] float32 get their biases in place.
+    def chain(
+        self,
+        logits: Tensor,
+        hidden: Tensor,
+        anchors: Tensor,
+        pick: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> Tensor:
+        """The chain [B, L] behind anchors [B]; `logits` [B, L, V] float32 get their biases in place.
 
-        hidden: [B, L, H]. Each slot costs one step of the head and one argmax; the host waits for none of them.
+        hidden: [B, L, H].   pick: chooses tokens [B, 1] by the logits [B, 1, V] of a slot; None is greedy. Each slot
+        costs one step of the head and one choice; the host waits for none of them.
         """
         previous, state, tokens = anchors, None, []
         for slot in range(logits.shape[1]):
             latent, state = self.step(previous, hidden[:, slot], state)
-            previous = logits[:, slot].add_(self.bias(latent)).argmax(-1)
+            row = logits[:, slot].add_(self.bias(latent))
+            previous = row.argmax(-1) if pick is None else pick(row[:, None], slot)[:, 0]
             tokens.append(previous)
         return torch.stack(tokens, 1)
 
@@ -95,11 +104,14 @@ class MarkovHead(nn.Module):
 class BlockHead:
     """A Markov head in one round, as the tree search sees it. hidden: [B, L, H] of the round's blocks.
 
+    scale: what biases are multiplied by, one over the temperature that a tree is ranked at.
+
     An rnn head cannot serve: its state depends on the whole path.
     """
 
     head: MarkovHead
     hidden: Tensor
+    scale: float = 1.0
 
     @property
     def w2(self) -> Tensor:
@@ -107,15 +119,16 @@ class BlockHead:
 
     def latents(self, depth: int, tokens: Tensor) -> Tensor:
         """[B, P, r] float32 for slot `depth` behind tokens [B, P]."""
-        return self.head.step(tokens, self.hidden[:, depth, None])[0].float()
+        latents = self.head.step(tokens, self.hidden[:, depth, None])[0].float()
+        return latents if self.scale == 1 else latents * self.scale
 
     def row(self, row: int) -> "BlockHead":
         """The head of one row of the batch."""
-        return BlockHead(self.head, self.hidden[row : row + 1])
+        return BlockHead(self.head, self.hidden[row : row + 1], self.scale)
 
     def on_host(self) -> "BlockHead":
         """The head on the host."""
-        return BlockHead(self.head.host, self.hidden.cpu())
+        return BlockHead(self.head.host, self.hidden.cpu(), self.scale)
 
 
 class ConfidenceHead(nn.Module):

@@ -92,13 +92,16 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 
 
 class RopeTable:
-    """Rotations of the positions 0 .. rows - 1, made once for a batch."""
+    """Rotations of the positions 0 .. rows - 1, made once for a batch, and again when it outgrows them."""
 
     def __init__(self, rows: int, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> None:
-        self._cos, self._sin = rope(torch.arange(rows, device=device), head_dim, theta, dtype)
+        self._make = lambda rows: rope(torch.arange(rows, device=device), head_dim, theta, dtype)
+        self._cos, self._sin = self._make(rows)
 
     def behind(self, cache: RowCache, width: int, back: int = 0) -> Rope:
         """Rotations of `width` positions, of which the first is `back` before the end of each row's cache."""
+        if cache.max_length + width > len(self._cos):
+            self._cos, self._sin = self._make((cache.max_length + width) * 3 // 2)
         if cache.uniform:
             start = cache.max_length - back
             return self._cos[start : start + width], self._sin[start : start + width]

@@ -20,6 +20,7 @@ from torch import Tensor
 from sparkbench import machine
 from sparkbench.decoding.accept import match
 from sparkbench.decoding.method import Context, Method
+from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import Target, dtype_name
 from sparkbench.decoding.timing import StageTimer
 from sparkbench.decoding.tree import DraftTree
@@ -149,7 +150,9 @@ def draft_seconds(
     timer = StageTimer(target.device, recording=True)
     anchors = _ids(target, (batch_size,), draws)
     lengths, counts = session.cache.lengths, session.cache.host_lengths
-    state = Context(target, anchors, lengths, features, prefill.ids, counts, 0.0, target.stop_ids, 0, timer)
+    keys = anchors if method.noise != "none" else None
+    sampling = Sampling()
+    state = Context(target, anchors, lengths, features, prefill.ids, counts, sampling, target.stop_ids, timer, keys)
     method.begin(target, batch_size, grown + method.max_nodes + 1)
     seconds = []
     for _ in range(repeats + 2):  # the cold round, which takes in the prompt, and one that warms up

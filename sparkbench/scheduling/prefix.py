@@ -94,7 +94,8 @@ class DelayedCapacity:
 
     A capacity is a number of tokens for a whole step, so one computed for more rows than are left would be too large.
     What is kept is therefore the survivals, without the rows that have left since (`keep`), and the capacity is
-    computed for the rows present. That a row left is known before the step too. Rows never join: one object a batch.
+    computed for the rows present. That a row left is known before the step too. A row that joined has drafted nothing
+    two steps earlier, so it counts as one whose tokens were all sure of being accepted (`join`).
     """
 
     def __init__(self) -> None:
@@ -114,6 +115,11 @@ class DelayedCapacity:
     def keep(self, rows: Sequence[int]) -> None:
         """Only these rows of the last step, in this order, are in the next one."""
         self._past = deque(([step[row] for row in rows] for step in self._past), maxlen=DELAY)
+
+    def join(self, rows: int, slots: int) -> None:
+        """`rows` rows with drafts of `slots` tokens are in the next step, too, behind the others."""
+        for step in self._past:
+            step.extend([(1.0,) * slots] * rows)
 
 
 def threshold_lengths(confidences: Sequence[Sequence[float]], threshold: float) -> list[int]:

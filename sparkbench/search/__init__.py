@@ -14,7 +14,11 @@ Where an n-gram index knows which tokens follow each other:
 
     tree = continuity_tree(logits, anchors, history, index, ContinuitySpec(budget), stop_ids, context.stage)
 
-All builders, but for `beam`, return the same tree: the `budget` best nodes by cumulative log-probability, in one
+Where drafts are to be samples of the draft distributions:
+
+    tree = sampled_tree(distribution, anchors, noise, budget, vocab)
+
+All other builders, but for `beam`, return the same tree: the `budget` best nodes by cumulative log-probability, in one
 order, ties included.
 """
 
@@ -35,6 +39,7 @@ from sparkbench.search.host import check_table, reference_tree, table_tree
 from sparkbench.search.host import heap_tree as conditional_heap_tree
 from sparkbench.search.level import level_tree
 from sparkbench.search.ranking import Ranked, rank
+from sparkbench.search.sampled import Distribution, sampled_tree
 
 Builder = Callable[[Ranked, Tensor, int], DraftTree]
 
@@ -82,6 +87,7 @@ __all__ = [
     "Builder",
     "ConditionalBuilder",
     "ContinuitySpec",
+    "Distribution",
     "Ranked",
     "SearchSpec",
     "TreeHead",
@@ -91,6 +97,7 @@ __all__ = [
     "heap_tree",
     "level_tree",
     "rank",
+    "sampled_tree",
     "warm_up",
     "widths",
 ]
