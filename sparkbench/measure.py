@@ -8,24 +8,29 @@
   `clean` and `profile` (barriers at stage edges), whose order alternates; on a CPU the clean pass has
   the stages too;
 - warms each arm up at each number of rows and temperature before it is timed, and never counts that;
-- classes every output against AR's of the same batch and repeat;
+- classes every output against AR's of the same batch and repeat, unless its rule draws tokens of its own;
 - turns a failure of one arm on one batch into rows with status `error`, and goes on.
+
+A unit with arrivals is one stream: its prompts join while others run (decoding.loop.serve).
 
 What it loads is `models.py`, the rows are `rows.py`, storing and resuming is `runner.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
+from sparkbench import arrivals
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request
 from sparkbench.decoding.sampling import noise_key
+from sparkbench.exactness import Verdict
 from sparkbench.host import peak_memory
 from sparkbench.models import CLEAN, PROFILE, Loaded
 from sparkbench.prompts import Prompt
 from sparkbench.rows import Book, Entry, Outcome, UnitResult
 from sparkbench.settings import digest
-from sparkbench.sweep import Unit
+from sparkbench.sweep import Plan, Unit
 
 Advance = Callable[[str], None]
 
@@ -43,8 +48,9 @@ def run_unit(
     known = dict(answers or {})
     book = Book(unit, loaded)
     shift = int(unit.fingerprint[:8], 16)  # so that the first arm differs from unit to unit as well
-    for start in range(0, len(unit.prompts), unit.batch_size):
-        part = slice(start, start + unit.batch_size)
+    for index, most in enumerate(loaded.most_rows.get(unit.temperature, ())):
+        loaded.methods[index].most_rows = most
+    for part in unit.parts():
         members = list(zip(unit.prompts[part], unit.copies[part], strict=True))
         batch_id = digest([unit.dataset, *(prompt.prompt_id for prompt, _ in members)])[:12]
         entries = [entry for prompt, copy in members for entry in _turns(prompt, copy, unit, loaded, known)]
@@ -82,7 +88,8 @@ def _turns(prompt: Prompt, copy: int, unit: Unit, loaded: Loaded, known: dict[st
                 key = digest([prompt.dataset, prompt.prompt_id, messages, unit.temperature, copy])
                 if key not in known:
                     request = Request(ids, noise_key(ids, config.seed, 0, copy))
-                    (answer,) = tools.generate(target, loaded.methods[REFERENCE], [request], _decode(unit, loaded))
+                    decode = replace(_decode(unit, loaded), stop_ids=None)  # an answer ends where it ends
+                    (answer,) = tools.generate(target, loaded.methods[REFERENCE], [request], decode)
                     known[key] = [token for token in answer.output_ids if token not in target.stop_ids]
                 said = target.tokenizer.decode(known[key], skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": said})
@@ -94,17 +101,35 @@ def _turns(prompt: Prompt, copy: int, unit: Unit, loaded: Loaded, known: dict[st
     return entries
 
 
+def first_turns(plan: Plan, loaded: Loaded) -> list[tuple[int, ...]]:
+    """Token ids of the first turns of a sweep's prompts that fit the target's context."""
+    ids = {
+        (prompt.dataset, prompt.prompt_id): loaded.tools.encode(
+            loaded.target.tokenizer, [{"role": "user", "content": prompt.turns[0]}], loaded.config.thinking
+        )
+        for unit in plan.units
+        for prompt in unit.prompts
+    }
+    room = loaded.target.max_context - loaded.config.max_new_tokens
+    return [each for each in ids.values() if 0 < len(each) <= room]
+
+
 def _measure(
     batch: Sequence[Entry], batch_id: str, repeat: int, shift: int, book: Book, advance: Advance | None
 ) -> None:
     """Decode one batch with every arm in every pass, class the outputs, and put the rows into `book`."""
     unit, loaded = book.unit, book.loaded
     seed = loaded.config.seed
-    requests = [Request(entry.ids, noise_key(entry.ids, seed, repeat, entry.copy)) for entry in batch]
+    starts = arrivals.moments(unit.arrivals, len(batch), seed, repeat) if unit.arrivals else [0.0] * len(batch)
+    requests = [
+        Request(entry.ids, noise_key(entry.ids, seed, repeat, entry.copy), start)
+        for entry, start in zip(batch, starts, strict=True)
+    ]
+    rows = min(unit.batch_size, len(requests))
     for index in range(len(loaded.arms)):
-        shape = (index, len(requests), unit.temperature)
+        shape = (index, rows, unit.temperature)
         if shape not in loaded.warm:
-            _attempt(index, requests, _warm_up(unit, loaded), loaded, 0)
+            _attempt(index, requests[:rows], _warm_up(unit, loaded), loaded, 0)
             loaded.warm.add(shape)
     count = len(loaded.arms)
     rotated = [(position + shift) % count for position in range(count)]
@@ -112,35 +137,64 @@ def _measure(
     for name in loaded.passes if shift % 2 == 0 else loaded.passes[::-1]:
         for order, index in enumerate(rotated):
             config = _decode(unit, loaded, profile=name == PROFILE)
-            outcomes[name, index] = _attempt(index, requests, config, loaded, order)
+            outcomes[name, index] = _attempt(index, requests, config, loaded, order, unit)
             if advance is not None:
                 advance(f"{unit.name} {loaded.arms[index].label}")
     reference = outcomes[CLEAN, REFERENCE].generations
-    if reference and loaded.noise is None:
-        widths = sorted({method.max_nodes + 1 for method in loaded.methods})
-        loaded.noise = loaded.tools.width_noise(loaded.target, requests[0], reference[0].output_ids, widths)
     for (name, index), outcome in sorted(outcomes.items()):
         for row, entry in enumerate(batch):
             generation = outcome.generations[row] if outcome.generations else None
             verdict = None
-            if generation is not None and reference and (name, index) != (CLEAN, REFERENCE):
-                sampling = loaded.config.sampling(unit.temperature)
-                verdict = loaded.tools.classify(
-                    loaded.target, requests[row], reference[row], generation, sampling, loaded.noise
-                )
+            compared = (name, index) != (CLEAN, REFERENCE) and loaded.arms[index].rule == "match"
+            if generation is not None and reference and compared:
+                verdict = _verdict(requests[row], reference[row], generation, rows, unit, loaded)
             book.add(entry, batch_id, repeat, name, index, outcome, generation, verdict)
 
 
-def _attempt(index: int, requests: Sequence[Request], config: DecodeConfig, loaded: Loaded, order: int) -> Outcome:
+def _verdict(
+    request: Request, reference: Generation, other: Generation, rows: int, unit: Unit, loaded: Loaded
+) -> Verdict:
+    """Class an output. The width noise is measured when it is first needed, on this text, for this many rows."""
+    noise: dict[int, float] = {}
+    if other.output_ids != reference.output_ids:
+        if rows not in loaded.noise:
+            widths = sorted({method.max_nodes + 1 for method in loaded.methods})
+            text = reference.output_ids
+            loaded.noise[rows] = loaded.tools.width_noise(loaded.target, request, text, widths, rows)
+        noise = loaded.noise[rows]
+    sampling = loaded.config.sampling(unit.temperature)
+    return loaded.tools.classify(loaded.target, request, reference, other, sampling, noise, rows)
+
+
+def _attempt(
+    index: int,
+    requests: Sequence[Request],
+    config: DecodeConfig,
+    loaded: Loaded,
+    order: int,
+    unit: Unit | None = None,
+) -> Outcome:
+    """Decode requests with one arm; of a unit with arrivals as its stream."""
     on_gpu = loaded.target.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(loaded.target.device)
     generations: Sequence[Generation] = ()
     error = None
     try:
-        generations = loaded.tools.generate(loaded.target, loaded.methods[index], requests, config)
+        target, method = loaded.target, loaded.methods[index]
+        if unit is not None and unit.arrivals:
+            generations = loaded.tools.serve(target, method, requests, config, unit.batch_size)
+        else:
+            generations = loaded.tools.generate(target, method, requests, config)
     except Exception as failure:
         error = _message(failure)
+        if _is_memory(failure):
+            rows = len(requests) if unit is None else min(unit.batch_size, len(requests))
+            longest = max(len(request.prompt_ids) for request in requests)
+            error = (
+                f"out of memory at batch size {rows}, prompts of up to {longest} tokens and {config.max_new_tokens} "
+                f"new ones: {_first_line(failure)}"
+            )
     if error is not None and on_gpu:
         torch.cuda.empty_cache()
     peak = torch.cuda.max_memory_allocated(loaded.target.device) if on_gpu else None
@@ -148,8 +202,9 @@ def _attempt(index: int, requests: Sequence[Request], config: DecodeConfig, load
 
 
 def _decode(unit: Unit, loaded: Loaded, profile: bool = False) -> DecodeConfig:
-    sampling = loaded.config.sampling(unit.temperature)
-    return DecodeConfig(loaded.config.max_new_tokens, sampling, profile=profile)
+    config = loaded.config
+    stop_ids = frozenset[int]() if config.ignore_eos else None
+    return DecodeConfig(config.max_new_tokens, config.sampling(unit.temperature), stop_ids, profile)
 
 
 def _warm_up(unit: Unit, loaded: Loaded) -> DecodeConfig:
@@ -159,9 +214,12 @@ def _warm_up(unit: Unit, loaded: Loaded) -> DecodeConfig:
 
 
 def _message(failure: Exception) -> str:
-    if isinstance(failure, torch.OutOfMemoryError | MemoryError):
-        return "out of memory: " + _first_line(failure)
     return f"{type(failure).__name__}: {_first_line(failure)}"
+
+
+def _is_memory(failure: Exception) -> bool:
+    """Whether memory ran out; torch's allocator of the CPU says so by a plain RuntimeError."""
+    return isinstance(failure, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(failure)
 
 
 def _first_line(failure: Exception) -> str:

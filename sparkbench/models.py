@@ -97,6 +97,7 @@ class Tools:
     build: Callable[[Arm, object], Any] = _build
     equip: Callable[[Sequence[Any], Any, Sequence[int]], None] = equip
     generate: Callable[[Any, Any, Sequence[Request], DecodeConfig], list[Generation]] = loop.generate
+    serve: Callable[[Any, Any, Sequence[Request], DecodeConfig, int], list[Generation]] = loop.serve
     classify: Callable[..., Verdict] = exactness.classify
     width_noise: Callable[..., dict[int, float]] = exactness.width_noise
     encode: Callable[..., tuple[int, ...]] = encode_chat
@@ -107,7 +108,8 @@ class Loaded:
     """A process ready to run units: models, one method instance an arm, and what it has learnt so far.
 
     load_s: seconds each arm took to load, its drafter included.  warm: (arm, rows, temperature).
-    noise:  the width noise, measured once on the first text of AR.
+    noise:  the width noise by number of rows, measured on a text of AR when an output first differs.
+    most_rows: batch size up to which each arm drafts, by temperature; empty without `switch_to_ar`.
     """
 
     config: SweepConfig
@@ -119,7 +121,8 @@ class Loaded:
     load_s: tuple[float, ...]
     tools: Tools
     warm: set[tuple[int, int, float]] = field(default_factory=set)
-    noise: dict[int, float] | None = None
+    noise: dict[int, dict[int, float]] = field(default_factory=dict)
+    most_rows: Mapping[float, Sequence[int | None]] = field(default_factory=dict)
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -141,6 +144,10 @@ class Loaded:
                 arm.label: dataclasses.asdict(method.costs)
                 for arm, method in zip(self.arms, self.methods, strict=True)
                 if getattr(method, "costs", None) is not None
+            },
+            "most_rows_drafted": {
+                f"{temperature:g}": {arm.label: rows for arm, rows in zip(self.arms, most, strict=True)}
+                for temperature, most in self.most_rows.items()
             },
             "must_match": {
                 "target": self.target.name,

@@ -19,7 +19,6 @@ from sparkbench.prompts import Prompt, prompt_hash
 from sparkbench.results import ROUNDS, SAMPLES, SCHEMA_VERSION, stage_column
 from sparkbench.sweep import Unit
 
-RULE = "match"
 REPETITION_WINDOW, LONGEST_PERIOD = 64, 16
 
 
@@ -128,7 +127,7 @@ class Book:
             "method": arm.method,
             "variant": arm.variant,
             "drafter": arm.drafter,
-            "rule": RULE,
+            "rule": arm.rule,
             "dataset": entry.prompt.dataset,
             "domain": entry.prompt.domain,
             "data_source": entry.prompt.source,

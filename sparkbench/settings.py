@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkbench import prompts, registry
+from sparkbench import arrivals, prompts, registry
+from sparkbench.decoding.accept import RULES
 from sparkbench.decoding.sampling import Sampling
 from sparkbench.decoding.target import DTYPES
 from sparkbench.errors import UsageError
 
 AUTOREGRESSIVE = "autoregressive"
 AUTO = "auto"
+OFF = "off"
 MAX_BUDGET = 4096
 MAX_SEED = 2**63 - 1
 
@@ -35,6 +37,11 @@ class SweepConfig:
     datasets: empty is all that `data` has, the six bundled sets by default; unused where `prompts` is given.
     budgets: draft nodes of a tree, or `auto`, which chooses them each round.
     drafters: source by method name or drafter kind.  limit: prompts a data set, None for all.
+    rule: of acceptance, for the methods that do not name one as an option.
+    ignore_eos: outputs go on to `max_new_tokens`, so that all arms do equal work.
+    arrivals: `poisson:R`, a stream of R requests a second for batches of at most `batch_sizes` rows; None decodes
+        closed batches.
+    switch_to_ar: most rows of a batch that are drafted for: a number, `auto` (up to the measured break-even), or `off`.
     UsageError, one line, for every value that is not allowed.
     """
 
@@ -55,13 +62,21 @@ class SweepConfig:
     max_new_tokens: int = 128
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    rule: str = "match"
+    ignore_eos: bool = False
+    arrivals: str | None = None
+    switch_to_ar: int | str = OFF
     seed: int = 0
     repeats: int = 1
     threads: int | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
-        self._set("methods", _methods(_texts("methods", self.methods)))
+        if self.rule not in RULES:
+            raise UsageError(f"rule {self.rule!r} is not allowed: {', '.join(RULES)}")
+        self._set("methods", _methods(_texts("methods", self.methods), self.rule))
         self._set("prompts", _strings("prompts", self.prompts))
         self._set("datasets", self._datasets())
         self._set("temperatures", _unique(float(_number("temperature", t)) for t in _items(self.temperatures)))
@@ -73,7 +88,7 @@ class SweepConfig:
                 raise UsageError(f"{name}: give at least one value")
         for name in ("target", "device"):
             _string(name, getattr(self, name))
-        for name in ("thinking", "strict"):
+        for name in ("thinking", "strict", "ignore_eos"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} {getattr(self, name)!r} is not allowed: true or false")
         if self.revision is not None:
@@ -87,7 +102,11 @@ class SweepConfig:
         _integer("repeats", self.repeats, 1)
         _integer("top-k", self.top_k, 0)
         _integer("seed", self.seed, 0, MAX_SEED)
-        self._set("top_p", float(_number("top-p", self.top_p)))
+        for name in ("top_p", "min_p", "repetition_penalty"):
+            self._set(name, float(_number(name.replace("_", "-"), getattr(self, name))))
+        if self.arrivals is not None:
+            arrivals.parse(_string("arrivals", self.arrivals))
+        self._set("switch_to_ar", _switch(self.switch_to_ar))
         for temperature in self.temperatures:
             self.sampling(temperature)
 
@@ -119,7 +138,7 @@ class SweepConfig:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
     def sampling(self, temperature: float) -> Sampling:
-        return Sampling(temperature=temperature, top_k=self.top_k, top_p=self.top_p)
+        return Sampling(temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty)
 
     def _datasets(self) -> tuple[str, ...]:
         names = _texts("datasets", self.datasets)
@@ -144,10 +163,18 @@ def digest(value: object) -> str:
 # Values of settings -----------------------------------------------------------------
 
 
-def _methods(texts: Sequence[str]) -> tuple[str, ...]:
+def _methods(texts: Sequence[str], rule: str) -> tuple[str, ...]:
     known = registry.names()
     wanted = [name for text in texts or ("all",) for name in (known if text == "all" else [text])]
-    return _unique([AUTOREGRESSIVE, *(registry.Variant.parse(text).canonical for text in wanted)])
+    return _unique([AUTOREGRESSIVE, *(_variant(text, rule).canonical for text in wanted)])
+
+
+def _variant(text: str, rule: str) -> registry.Variant:
+    """A variant by its text, with `rule` where it is not the default, drafts, and names none itself."""
+    name = text.partition(":")[0].strip()
+    if rule == "match" or registry.get(name).name == AUTOREGRESSIVE or ":rule=" in text:
+        return registry.Variant.parse(text)
+    return registry.Variant.parse(f"{text}:rule={rule}")
 
 
 def _drafters(given: object) -> dict[str, str]:
@@ -204,6 +231,15 @@ def _integer(name: str, value: object, low: int, high: int | None = None) -> int
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         raise UsageError(f"{name} {value!r} is not allowed: {allowed}")
     return value
+
+
+def _switch(value: object) -> int | str:
+    if value in (AUTO, OFF):
+        return str(value)
+    try:
+        return _integer("switch-to-ar", value, 0)
+    except UsageError as error:
+        raise UsageError(f"{error}, {AUTO} or {OFF}") from None
 
 
 def _budget(value: object) -> int | str:

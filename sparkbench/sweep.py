@@ -39,6 +39,7 @@ class Arm:
     drafter_kind: str | None
     drafter: str | None
     index: str | None = None
+    rule: str = "match"
 
     @property
     def label(self) -> str:
@@ -50,6 +51,7 @@ class Unit:
     """One piece of work, the same wherever it runs.
 
     copies: for each prompt, how many equal prompts come before it in its data set (they sample apart).
+    arrivals: of a stream, in which all prompts are one batch of at most `batch_size` rows at a time; else None.
     """
 
     name: str
@@ -59,12 +61,17 @@ class Unit:
     prompts: tuple[Prompt, ...]
     copies: tuple[int, ...]
     fingerprint: str
+    arrivals: str | None = None
+
+    def parts(self) -> list[slice]:
+        """Which prompts are decoded together."""
+        size = len(self.prompts) if self.arrivals else self.batch_size
+        return [slice(start, start + size) for start in range(0, len(self.prompts), size)]
 
     @property
     def batches(self) -> int:
         """Batches of all turns together."""
-        starts = range(0, len(self.prompts), self.batch_size)
-        return sum(max(len(p.turns) for p in self.prompts[start : start + self.batch_size]) for start in starts)
+        return sum(max(len(prompt.turns) for prompt in self.prompts[part]) for part in self.parts())
 
 
 @dataclass(frozen=True)
@@ -108,15 +115,17 @@ def plan(config: SweepConfig) -> Plan:
     datasets, notes = _prompts(config)
     units = []
     for dataset, found in datasets.items():
-        copies = _copies(found)
+        counted = list(zip(found, _copies(found), strict=True))
         for temperature in config.temperatures:
             for batch_size in config.batch_sizes:
-                size = batch_size * max(1, CHUNK // batch_size)
+                ordered = _grouped(counted) if batch_size > 1 and not config.arrivals else counted
+                size = len(found) if config.arrivals else batch_size * max(1, CHUNK // batch_size)
                 for start in range(0, len(found), size):
-                    part = slice(start, start + size)
-                    print_ = _fingerprint(config, arms, sources, temperature, batch_size, found[part], copies[part])
+                    some, copies = zip(*ordered[start : start + size], strict=True)
+                    print_ = _fingerprint(config, arms, sources, temperature, batch_size, some, copies)
                     name = f"{_slug(dataset)}-t{temperature:g}-b{batch_size}-{start // size:03d}-{print_[:8]}"
-                    units.append(Unit(name, dataset, temperature, batch_size, found[part], copies[part], print_))
+                    unit = Unit(name, dataset, temperature, batch_size, some, copies, print_, config.arrivals)
+                    units.append(unit)
     if not units:
         raise UsageError("no prompts: the data sets are empty")
     hashes = {name: digest([[p.prompt_id, *p.turns] for p in found]) for name, found in datasets.items()}
@@ -184,7 +193,7 @@ def _arms(config: SweepConfig) -> tuple[Arm, ...]:
         options = variant.typed_options()
         index = catalog.resolve_index(config.target, options.index) if hasattr(options, "index") else None
         for name, budget in _budgets(variant, method, config):
-            arms.append(Arm(variant.method, name, budget, kind, drafter, index))
+            arms.append(Arm(variant.method, name, budget, kind, drafter, index, getattr(options, "rule", "match")))
     return tuple(dict.fromkeys(arms))
 
 
@@ -215,6 +224,11 @@ def _prompts(config: SweepConfig) -> tuple[dict[str, tuple[Prompt, ...]], tuple[
         datasets[name] = tuple(loaded.prompts)
         notes += loaded.bad_lines
     return datasets, tuple(notes)
+
+
+def _grouped(counted: list[tuple[Prompt, int]]) -> list[tuple[Prompt, int]]:
+    """Prompts by the length of their text, so that one long prompt does not decide the padding of all."""
+    return sorted(counted, key=lambda each: sum(map(len, each[0].turns)))
 
 
 def _copies(found: Sequence[Prompt]) -> tuple[int, ...]:

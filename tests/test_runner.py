@@ -58,10 +58,10 @@ class Models:
             build=self.build,
             equip=lambda methods, target, batch_sizes: None,
             generate=self.generate,
-            classify=lambda target, request, reference, other, sampling, noise: Verdict(
+            classify=lambda target, request, reference, other, sampling, noise, rows: Verdict(
                 "identical" if reference.output_ids == other.output_ids else "violation"
             ),
-            width_noise=lambda target, request, ids, widths: dict.fromkeys(widths, 0.0),
+            width_noise=lambda target, request, ids, widths, rows: dict.fromkeys(widths, 0.0),
             encode=lambda tokenizer, messages, thinking: tuple(ord(c) for m in messages for c in m["content"]),
         )
 

@@ -28,6 +28,10 @@ Thinking = Annotated[
 ]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="N", help="Above temperature 0; 0 is off. Default: 0.")]
 TopP = Annotated[float | None, typer.Option("--top-p", metavar="P", help="Above temperature 0; 1 is off. Default: 1.")]
+MinP = Annotated[float | None, typer.Option("--min-p", metavar="P", help="Above temperature 0; 0 is off. Default: 0.")]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option("--repetition-penalty", metavar="X", help="1 is off. Default: 1.")
+]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", metavar="N", help="CPU threads. Default: one for tiny models, else torch's choice."),

@@ -15,6 +15,8 @@ from sparkbench.cli.options import (
     Device,
     Dtype,
     Json,
+    MinP,
+    RepetitionPenalty,
     Revision,
     Target,
     Thinking,
@@ -82,6 +84,35 @@ def command(
     ] = None,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            "--rule",
+            metavar="RULE",
+            help="match or rejection, which is for sampled drafts; a method's option too. Default: match.",
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Outputs go on to --max-new-tokens: equal work for all.")
+    ] = False,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            "--arrivals",
+            metavar="poisson:R",
+            help="R requests a second join while others run, at most --batch-size at a time.",
+        ),
+    ] = None,
+    switch_to_ar: Annotated[
+        str | None,
+        typer.Option(
+            "--switch-to-ar",
+            metavar="N",
+            help="Larger batches are not drafted for: a number, auto (the measured break-even), off. Default: off.",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option("--seed", metavar="N", help="Of the draw of prompts and the noise. Default: 0."),
@@ -129,6 +160,12 @@ def command(
         max_new_tokens=max_new_tokens,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        rule=rule,
+        ignore_eos=ignore_eos or None,
+        arrivals=arrivals,
+        switch_to_ar=switch_to_ar,
         seed=seed,
         repeats=repeats,
         threads=threads,

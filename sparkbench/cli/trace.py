@@ -12,6 +12,8 @@ from sparkbench.cli.options import (
     Device,
     Dtype,
     Json,
+    MinP,
+    RepetitionPenalty,
     Revision,
     Target,
     Thinking,
@@ -67,6 +69,8 @@ def command(
     ] = 64,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: RepetitionPenalty = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Of the noise. Default: 0.")] = None,
     json: Json = False,
 ) -> None:
@@ -93,6 +97,8 @@ def command(
             thinking=think,
             top_k=top_k,
             top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             seed=seed,
         ),
     )

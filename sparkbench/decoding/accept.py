@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparkbench.decoding.sampling import Sampling, draw, gumbel, stream_keys, uniform
+from sparkbench.decoding.sampling import Sampling, argmax, draw, gumbel, stream_keys, uniform
 from sparkbench.decoding.tree import DraftTree
 
 RULES = ("match", "rejection")
@@ -67,7 +67,7 @@ def accept(
     def settle(accepted: Tensor, left: Tensor) -> Tensor:
         # The bonus token's noise is the one autoregressive decoding uses at its position.
         noise = 0.0 if sampling.greedy else gumbel(keys, (lengths + accepted + 1)[:, None], left.shape[1])[:, 0]
-        return (left.log() + noise).argmax(-1)
+        return argmax(left.log() + noise)
 
     return rejection(tree, sampling.probabilities(logits, seen), tests, settle)
 

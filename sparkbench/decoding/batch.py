@@ -232,25 +232,30 @@ class Batch:
         return method.most_rows is None or len(self.live) <= method.most_rows
 
     def _retire(self) -> None:
-        """Take rows that have stopped out of the batch."""
+        """Take rows that have stopped out of the batch; the last ones move to their places."""
         going = [place for place, row in enumerate(self.live) if row.stop_reason is None]
         if len(going) == len(self.live):
             return
-        self.live = [self.live[place] for place in going]
         if not going:
+            self.live = []
             self.close()
             return
+        # Few rows move, so that caches copy little.
+        moving = iter([place for place in going if place >= len(going)][::-1])
+        going = [place if self.live[place].stop_reason is None else next(moving) for place in range(len(going))]
+        self.live = [self.live[place] for place in going]
         assert self._verifier is not None
-        self._verifier.keep(going)
-        self.method.keep(going)
-        index = torch.tensor(going, device=self.target.device)
-        self._keys = self._keys[index]
-        if self._draft_keys is not None:
-            self._draft_keys = self._draft_keys[index]
-        if self._seen is not None:
-            self._seen.keep(index)
-        self._new = [each.keep(index) for each in self._new]
-        self._context.anchors = self._context.anchors[index]
+        with self._timer.stage("commit"), self._timer.stage("commit/compact"):  # of the next round
+            self._verifier.keep(going)
+            self.method.keep(going)
+            index = torch.tensor(going, device=self.target.device)
+            self._keys = self._keys[index]
+            if self._draft_keys is not None:
+                self._draft_keys = self._draft_keys[index]
+            if self._seen is not None:
+                self._seen.keep(index)
+            self._new = [each.keep(index) for each in self._new]
+            self._context.anchors = self._context.anchors[index]
 
     def _append(self, row: Row, tokens: Sequence[int]) -> int:
         """Add tokens to a row's output up to a stop token or the limit; return how many were added."""

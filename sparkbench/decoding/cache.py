@@ -114,9 +114,16 @@ class RowCache:
             self.lengths.copy_(torch.tensor(self.host_lengths), non_blocking=True)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but `rows`."""
+        """Drop all rows but `rows`. What stays in place is not copied, nor is anything beyond a row's length."""
+        if all(row == place or row >= len(rows) for place, row in enumerate(rows)):
+            for place, row in enumerate(rows):
+                if row != place:
+                    used = self.host_lengths[row]
+                    self.store[:, :, place, :, :used] = self.store[:, :, row, :, :used]
+            self.store = self.store[:, :, : len(rows)]
+        else:
+            self.store = self.store[:, :, rows]
         index = torch.tensor(rows, device=self.lengths.device)
-        self.store = self.store.index_select(2, index)
         self.lengths = self.lengths.index_select(0, index)
         self.host_lengths = [self.host_lengths[row] for row in rows]
         self._rows = self._rows[: len(rows)]

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from sparkbench.decoding.sampling import argmax
+
 if TYPE_CHECKING:
     from sparkbench.decoding.method import Context
 
@@ -110,12 +112,12 @@ class Drafts:
     def pick(self, logits: Tensor, slot: int = 0) -> Tensor:
         """Tokens [B, n] for logits [B, n, V] of the slots from `slot` on."""
         if self.noise is None:
-            return logits.argmax(-1)
+            return argmax(logits)
         noise = self.noise[:, slot : slot + logits.shape[1]]
         if not self.sampled:
-            return (self.sampling.scores(logits) + noise).argmax(-1)
+            return argmax(self.sampling.scores(logits) + noise)
         self.probabilities.append(self.sampling.probabilities(logits))
-        return (self.probabilities[-1].log() + noise).argmax(-1)
+        return argmax(self.probabilities[-1].log() + noise)
 
     @property
     def draft_probs(self) -> Tensor | None:

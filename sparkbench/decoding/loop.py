@@ -58,8 +58,8 @@ class Generation:
     forwards:    forwards of the target this row took part in, prefill included.
     batch_rounds: rounds of the whole batch.
 
-    From `serve`, `ttft_s` counts from the request's arrival, `arrival_s` after the start (else None); `batch_wall_s` and
-    `cpu_s` are those of the whole stream: prefills included, time without anything to do left out.
+    From `serve`, `ttft_s` counts from the request's arrival, `arrival_s` after the start (else None); `batch_wall_s`
+    and `cpu_s` are those of the whole stream: prefills included, time without anything to do left out.
     """
 
     output_ids: tuple[int, ...]

@@ -68,6 +68,10 @@ def visible(tree: DraftTree, cache: RowCache, window: int | None) -> Tensor:
     """[B, N, cache.span] bool: which slots each node sees, for rows of any length, under an optional window."""
     slots = torch.arange(cache.span, device=tree.tokens.device)
     behind = slots - cache.lengths[:, None]  # [B, span]: index into the tree, negative for committed slots
+    if tree.chain:  # a node sees all before it, and its slot is its position
+        steps = torch.arange(tree.width, device=slots.device)[:, None]
+        seen = behind[:, None] <= steps
+        return seen if window is None else seen & (behind[:, None] > steps - window)
     node = behind.clamp(0, tree.width - 1)
     in_tree = (behind >= 0) & (behind < tree.width)
     tree_part = tree.visibility.gather(2, node[:, None].expand(-1, tree.width, -1)) & in_tree[:, None]

@@ -21,6 +21,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,14 +164,24 @@ def draw(
     seen:    as in `Sampling.scores`.
     """
     if sampling.greedy and not sampling.penalises:
-        return logits.argmax(-1)
+        return argmax(logits)
     scores = sampling.scores(logits, seen)
     if sampling.greedy:
-        return scores.argmax(-1)
+        return argmax(scores)
     steps = torch.arange(1, max_depth + 2, device=logits.device)
     noise = gumbel(keys, lengths[:, None] + steps, logits.shape[-1])
     rows = torch.arange(logits.shape[0], device=logits.device)[:, None]
-    return (scores + noise[rows, depths]).argmax(-1)
+    return argmax(scores + noise[rows, depths])
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """Ids [...] of the highest of scores [..., V], the first of equal ones.
+
+    On a CPU by NumPy, which is about ten times as fast as torch's (benchmarks/bench_argmax.py).
+    """
+    if scores.is_cpu and scores.dtype == torch.float32:
+        return torch.from_numpy(np.asarray(scores.detach().numpy().argmax(-1)))
+    return scores.argmax(-1)
 
 
 def _mix(state: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sparkbench.measure import Advance, run_unit
+from sparkbench.measure import Advance, first_turns, run_unit
 from sparkbench.models import Tools, load
 from sparkbench.rows import UnitResult
+from sparkbench.settings import OFF
 from sparkbench.sweep import Plan, Unit
+from sparkbench.switching import most_rows
 
 
 class LocalExecutor:
@@ -18,6 +20,8 @@ class LocalExecutor:
     def start(self, plan: Plan, run: str) -> dict[str, Any]:
         self._plan = plan
         self._loaded = load(plan, run, self._tools)
+        if plan.config.switch_to_ar != OFF:
+            self._loaded.most_rows = most_rows(plan.config, self._loaded, first_turns(plan, self._loaded))
         return self._loaded.describe()
 
     def steps(self, units: Sequence[Unit]) -> int:
