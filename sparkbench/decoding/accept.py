@@ -95,36 +95,46 @@ def rejection(tree: DraftTree, target: Tensor, tests: Tensor, settle: Callable[[
     """
     assert tree.draft_probs is not None
     children = _children(tree)  # [B, P, K]
-    draft = tree.draft_probs
-    left = target[:, : draft.shape[1]]
-    waiting = torch.ones(left.shape[:2], dtype=torch.bool, device=left.device)
-    taken = []
-    for rank in range(children.shape[2]):
-        place = children[:, :, rank]
+    inner, most = children.shape[1:]
+    left = target[:, :inner].clone()
+    won = torch.zeros_like(children, dtype=torch.bool)
+    parents = torch.arange(inner, device=left.device)
+    draft, p, waiting = tree.draft_probs, left, torch.ones_like(won[:, :, 0])
+    mass = draft_mass = left.new_ones(waiting.shape)
+    for rank in range(most):
+        place = children[:, parents, rank]
         here = waiting & (place >= 0)
-        token = tree.tokens.gather(1, place.clamp(min=0))[:, :, None]
-        mass, draft_mass = left.sum(2), draft.sum(2)
-        odds = tests.gather(1, place.clamp(min=0)) * draft.gather(2, token)[:, :, 0] * mass
-        passed = here & (odds < left.gather(2, token)[:, :, 0] * draft_mass)
-        refused = here & ~passed
-        rest = (left / mass[:, :, None] - draft / draft_mass[:, :, None]).clamp_(min=0)
-        usable = refused & (rest.sum(2) > _NOTHING)
-        left = torch.where(usable[:, :, None], rest, left)
-        if rank + 1 < children.shape[2]:
-            draft = draft.scatter(2, token, draft.gather(2, token).masked_fill(here[:, :, None], 0.0))
+        node = place.clamp(min=0)
+        token = tree.tokens.gather(1, node)[:, :, None]
+        chance, draft_chance = p.gather(2, token)[:, :, 0], draft.gather(2, token)[:, :, 0]
+        passed = here & (tests.gather(1, node) * draft_chance * mass < chance * draft_mass)
+        won[:, parents, rank] = passed
+        rest = (p - draft * (mass / draft_mass)[:, :, None]).clamp_(min=0)
+        rest_mass = rest.sum(2)
+        refused = here & ~passed & (rest_mass > _NOTHING * mass)
+        left[:, parents] = p = torch.where(refused[:, :, None], rest, p)
+        if rank + 1 == most:
+            break
+        mass = torch.where(refused, rest_mass, mass)
+        draft = draft.scatter(2, token, draft_chance[:, :, None].masked_fill(here[:, :, None], 0.0))
         waiting = waiting & ~passed
-        taken.append(passed)
-    parents = tree.parents[:, 1:].clamp(min=0)
-    won = torch.stack(taken, 2).flatten(1)
-    slots = parents * len(taken) + tree.ranks[:, 1:].clamp(max=len(taken) - 1)
-    agrees = won.gather(1, slots.clamp(max=won.shape[1] - 1)) & tree.valid[:, 1:]
+        if left.is_cpu:  # only nodes that have a next child; elsewhere the host would have to wait to know them
+            going = (children[:, parents, rank + 1] >= 0).any(0).nonzero()[:, 0]
+            parents, p, draft, mass, waiting = (
+                parents[going],
+                p[:, going],
+                draft[:, going],
+                mass[:, going],
+                waiting[:, going],
+            )
+        draft_mass = draft.sum(2)
+    above = tree.parents[:, 1:].clamp(min=0)
+    slots = (above * most + tree.ranks[:, 1:].clamp(max=most - 1)).clamp(max=inner * most - 1)
+    agrees = won.flatten(1).gather(1, slots) & tree.valid[:, 1:]
     path, accepted, end = _follow(tree, agrees)
     places = end[:, :, None].expand(-1, -1, target.shape[2])
-    inner = end < left.shape[1]
-    unused = torch.where(
-        inner, left.gather(1, places.clamp(max=left.shape[1] - 1))[:, 0], target.gather(1, places)[:, 0]
-    )
-    bonus = settle(accepted, unused)
+    tried = left.gather(1, places.clamp(max=inner - 1))[:, 0]
+    bonus = settle(accepted, torch.where(end < inner, tried, target.gather(1, places)[:, 0]))
     committed = torch.cat([tree.tokens.gather(1, path)[:, 1:], bonus[:, None]], 1)
     return Acceptance(path, accepted, committed.scatter(1, accepted[:, None], bonus[:, None]), bonus)
 

@@ -186,20 +186,28 @@ def argmax(scores: Tensor) -> Tensor:
 
 def _mix(state: Tensor) -> Tensor:
     """The output function of SplitMix64 on int64 states."""
-    state = (state ^ _shift(state, 30)) * _MIX_1
-    state = (state ^ _shift(state, 27)) * _MIX_2
-    return state ^ _shift(state, 31)
+    state = state.clone()
+    shifted = torch.empty_like(state)  # all in place: over a vocabulary, memory is what it costs
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 1)):
+        state ^= _shift(state, bits, shifted)
+        if factor != 1:
+            state *= factor
+    return state
 
 
-def _shift(state: Tensor, bits: int) -> Tensor:
+def _shift(state: Tensor, bits: int, out: Tensor | None = None) -> Tensor:
     """Logical right shift: torch's is arithmetic, so the copies of the sign are masked away."""
-    return (state >> bits) & ((1 << (64 - bits)) - 1)
+    return torch.bitwise_right_shift(state, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _gumbel_of(hashes: Tensor) -> Tensor:
-    """int64 hashes -> standard Gumbel noise, float32: -log(-log1p(-u)) of u in (0, 1)."""
-    return torch.log1p(_uniform_of(hashes).neg_()).neg_().log_().neg_().float()
+    """int64 hashes -> standard Gumbel noise, float32: -log(-log1p(-u)) of u in (0, 1).
+
+    1 - u is exact for such u, so the plain logarithm of it loses nothing.
+    """
+    return _uniform_of(hashes).neg_().add_(1).log_().neg_().log_().neg_().float()
 
 
 def _uniform_of(hashes: Tensor) -> Tensor:
-    return (_shift(hashes, 12).double() + 0.5) * 2.0**-52
+    """52 bits of each hash as a number in (0, 1), float64."""
+    return _shift(hashes, 12).double().add_(0.5).mul_(2.0**-52)
