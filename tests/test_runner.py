@@ -1,6 +1,7 @@
 """Running a sweep with stand-ins for the models: rows, order, resuming, failures, chats and contexts."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ class Models:
 
     calls: (arm, number of requests, first request, timed, profiled) of every generation, in order.
     fail:  raises what it returns for a call.
+    streams: (arm, arrivals, slots) of every stream.
     """
 
     max_context: int = 64
@@ -38,6 +40,7 @@ class Models:
     fail: Any = None
     wrong: str = ""
     device: str = "cpu"
+    streams: list[tuple[str, list[float], int]] = field(default_factory=list)
 
     @property
     def tools(self) -> Tools:
@@ -58,6 +61,7 @@ class Models:
             build=self.build,
             equip=lambda methods, target, batch_sizes: None,
             generate=self.generate,
+            serve=self.serve,
             classify=lambda target, request, reference, other, sampling, noise, rows: Verdict(
                 "identical" if reference.output_ids == other.output_ids else "violation"
             ),
@@ -75,6 +79,16 @@ class Models:
         if failure:
             raise failure
         return [self.answer(method.label, request, config) for request in requests]
+
+    def serve(
+        self, target: Any, method: Any, requests: Sequence[Request], config: DecodeConfig, slots: int
+    ) -> list[Generation]:
+        self.streams.append((method.label, [request.arrival_s for request in requests], slots))
+        made = self.generate(target, method, requests, config)
+        return [
+            replace(each, arrival_s=request.arrival_s, batch_rounds=9)
+            for each, request in zip(made, requests, strict=True)
+        ]
 
     def answer(self, label: str, request: Request, config: DecodeConfig) -> Generation:
         start = request.prompt_ids[-1] + (label == self.wrong)
@@ -224,8 +238,9 @@ def test_failures_become_rows_and_are_tried_again(settings: dict[str, Any], tmp_
     assert outcome.exit_code == 4
     assert outcome.failed == len(failed) > 6
     assert outcome.rows == 24
-    errors = {(row["method"], row["error"]) for row in failed}
-    assert errors == {("ddtree", "out of memory: tried to allocate"), ("dflash", "ValueError: odd")}
+    errors = {(row["method"], re.sub(r"of up to \d+", "of up to N", row["error"])) for row in failed}
+    memory = "out of memory at batch size 1, prompts of up to N tokens and 8 new ones: tried to allocate"
+    assert errors == {("ddtree", memory), ("dflash", "ValueError: odd")}
     assert all(row["tokens_out"] is None and row["exactness"] is None for row in failed)
     assert {row["status"] for row in rows(out) if row["budget"] == 16} == {"ok"}
 
