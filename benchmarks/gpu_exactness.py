@@ -25,7 +25,20 @@ from sparkbench.ngram.index import NgramIndex
 GOLDEN = Path(__file__).resolve().parents[1] / "tests" / "golden"
 Arms = tuple[tuple[str, int | None], ...]
 FAMILIES: tuple[tuple[str, str, Arms], ...] = (  # folder, drafter, arms
-    ("dflash_ddtree", "draft", (("dflash", None), ("ddtree", 16), ("ddtree", 64), ("ddtree:builder=heap", 64))),
+    (
+        "dflash_ddtree",
+        "draft",
+        (
+            ("dflash", None),
+            ("dflash:draft=sampled", None),
+            ("dflash:draft-noise=shared", None),
+            ("ddtree", 16),
+            ("ddtree", 64),
+            ("ddtree:builder=heap", 64),
+            ("ddtree:tree-draft=sampled", 64),
+            ("ddtree:draft-noise=shared", 64),
+        ),
+    ),
     ("dart", "drafter", (("dflash", None), ("dart", 16), ("dart", 60), ("dart:index=none", 60))),
 )
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from sparkbench.decoding.loop import Generation, Request
 from sparkbench.decoding.sampling import Sampling, gumbel
+from sparkbench.decoding.seen import Seen
 from sparkbench.decoding.target import Target
 from sparkbench.decoding.tree import DraftTree
 
@@ -94,10 +95,10 @@ def classify(
     narrow = _wide_logits(target, prefix, 1, 0, batch)
     wide = _wide_logits(target, prefix, width, behind, batch)
     error = (narrow - wide)[tokens].abs().max().item()
-    gap = _gap(narrow, tokens, request, len(prefix), sampling)
+    gap = _gap(narrow, tokens, request, prefix, sampling)
     allowed_noise = noise.get(width, max(noise.values(), default=0.0))
     stored = gap if math.isfinite(gap) else None
-    close = gap <= 2 * error / (sampling.temperature or 1.0) or _cut_off_within(narrow, tokens, error, sampling)
+    close = gap <= _reach(error, sampling) or _cut_off_within(narrow, tokens, error, prefix, sampling)
     if close and error <= allowed_noise:
         return Verdict(TIE_FLIP, place, stored, error)
     if _replay_agrees(target, prefix, tokens, request, sampling, allowed_noise):
@@ -156,20 +157,36 @@ def _padded_chain(chain: Sequence[int], width: int, batch: int, device: torch.de
     return DraftTree(table[0], table[1], table[2], torch.ones_like(table[0], dtype=torch.bool), max(depths))
 
 
-def _gap(logits: Tensor, tokens: Sequence[int], request: Request, position: int, sampling: Sampling) -> float:
-    """Difference of the scores of two tokens at an absolute position; infinite if a filter cuts one of them."""
-    scores = sampling.scores(logits)[list(tokens)]
+def _reach(error: float, sampling: Sampling) -> float:
+    """How far the scores of two tokens can move apart when each logit is off by `error`."""
+    penalty = sampling.repetition_penalty
+    return 2 * error * max(penalty, 1 / penalty) / (sampling.temperature or 1.0)
+
+
+def _scores(logits: Tensor, prefix: Sequence[int], sampling: Sampling) -> Tensor:
+    """Scores [V] of the token behind `prefix`."""
+    seen = Seen([prefix], len(logits), logits.device).mask[0] if sampling.penalises else None
+    return sampling.scores(logits, seen)
+
+
+def _gap(logits: Tensor, tokens: Sequence[int], request: Request, prefix: Sequence[int], sampling: Sampling) -> float:
+    """Difference of the scores of two tokens behind `prefix`; infinite if a filter cuts one of them."""
+    scores = _scores(logits, prefix, sampling)[list(tokens)]
     if not sampling.greedy:
         key = torch.tensor([request.noise_key], device=logits.device)
-        scores = scores + gumbel(key, torch.tensor([[position]], device=logits.device), len(logits))[0, 0, list(tokens)]
+        place = torch.tensor([[len(prefix)]], device=logits.device)
+        scores = scores + gumbel(key, place, len(logits))[0, 0, list(tokens)]
     return (scores[0] - scores[1]).abs().item()
 
 
-def _cut_off_within(logits: Tensor, tokens: Sequence[int], error: float, sampling: Sampling) -> bool:
+def _cut_off_within(
+    logits: Tensor, tokens: Sequence[int], error: float, prefix: Sequence[int], sampling: Sampling
+) -> bool:
     """Whether moving the two logits by `error` can carry one of them over a filter's cut-off."""
-    if sampling.greedy or (not sampling.top_k and sampling.top_p == 1):
+    if not sampling.filters:
         return False
-    inside = [sampling.scores(_moved(logits, tokens, shift))[list(tokens)].isfinite() for shift in (-error, 0.0, error)]
+    moved = [_moved(logits, tokens, shift) for shift in (-error, 0.0, error)]
+    inside = [_scores(each, prefix, sampling)[list(tokens)].isfinite() for each in moved]
     return any(not torch.equal(inside[0], other) for other in inside[1:])
 
 
@@ -188,8 +205,8 @@ def _replay_agrees(
     """
     if target.dtype == torch.float32:
         return False
-    gap = _gap(_wide_logits(_in_float32(target), prefix, 1, 0, 1), tokens, request, len(prefix), sampling)
-    return gap <= 2 * noise / (sampling.temperature or 1.0)
+    gap = _gap(_wide_logits(_in_float32(target), prefix, 1, 0, 1), tokens, request, prefix, sampling)
+    return gap <= _reach(noise, sampling)
 
 
 @lru_cache(maxsize=1)

@@ -122,8 +122,8 @@ def test_typed_options() -> None:
     [
         ("nonsense", "autoregressive, dart, ddtree, dflash"),
         ("", "known: autoregressive"),
-        ("ddtree:size=3", "known: builder, budget, curve, depth, draft-noise"),
-        ("ddtree:heap", "known: builder, budget, curve, depth, draft-noise"),
+        ("ddtree:size=3", "known: budget, builder, curve, depth, draft-noise"),
+        ("ddtree:heap", "known: budget, builder, curve, depth, draft-noise"),
         ("ddtree:builder=fast", "level, heap"),
         ("ddtree:builder=heap:builder=level", "twice"),
         ("ar:drafter=x", "known: none"),

@@ -232,7 +232,7 @@ class Batch:
         return method.most_rows is None or len(self.live) <= method.most_rows
 
     def _retire(self) -> None:
-        """Take rows that have stopped out of the batch; the last ones move to their places."""
+        """Take rows that have stopped out of the batch; the others close up."""
         going = [place for place, row in enumerate(self.live) if row.stop_reason is None]
         if len(going) == len(self.live):
             return
@@ -240,9 +240,6 @@ class Batch:
             self.live = []
             self.close()
             return
-        # Few rows move, so that caches copy little.
-        moving = iter([place for place in going if place >= len(going)][::-1])
-        going = [place if self.live[place].stop_reason is None else next(moving) for place in range(len(going))]
         self.live = [self.live[place] for place in going]
         assert self._verifier is not None
         with self._timer.stage("commit"), self._timer.stage("commit/compact"):  # of the next round

@@ -114,8 +114,11 @@ class RowCache:
             self.lengths.copy_(torch.tensor(self.host_lengths), non_blocking=True)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but `rows`. What stays in place is not copied, nor is anything beyond a row's length."""
-        if all(row == place or row >= len(rows) for place, row in enumerate(rows)):
+        """Drop all rows but `rows`.
+
+        In their old order they close up in place: nothing is allocated, and only what a row holds is copied.
+        """
+        if list(rows) == sorted(set(rows)):
             for place, row in enumerate(rows):
                 if row != place:
                     used = self.host_lengths[row]
