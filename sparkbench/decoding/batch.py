@@ -58,10 +58,14 @@ class Batch:
     live:    rows that have not stopped, in the order of the tensors.
     rounds:  rounds so far.
     skipped: seconds that the clock was moved on.
+    closed:  no row joins while others run.
     """
 
-    def __init__(self, target: Target, method: Method, config: "DecodeConfig", observer: Observer | None) -> None:
+    def __init__(
+        self, target: Target, method: Method, config: "DecodeConfig", observer: Observer | None, closed: bool
+    ) -> None:
         self.target, self.method, self.config, self.observer = target, method, config, observer
+        self.closed = closed
         self.live: list[Row] = []
         self.rounds = 0
         self.skipped = 0.0
@@ -226,8 +230,8 @@ class Batch:
             return False
         longest = method.max_length
         if longest is not None and verifier.cache.max_length > longest:
-            # Rows only grow, so a batch of nothing but such rows never drafts again.
-            self._rests_for_good = min(verifier.cache.host_lengths) > longest
+            # Rows only grow, so a closed batch of nothing but such rows never drafts again.
+            self._rests_for_good = self.closed and min(verifier.cache.host_lengths) > longest
             return False
         return method.most_rows is None or len(self.live) <= method.most_rows
 

@@ -98,7 +98,7 @@ def generate(
     the drafter's context or there are more rows than `method.most_rows`; `rounds_drafted` tells.
     `observer` sees every round, outside all stages.
     """
-    batch = Batch(target, method, config, observer)
+    batch = Batch(target, method, config, observer, closed=True)
     try:
         rows = batch.admit(requests)
         cpu_at = time.process_time()
@@ -127,7 +127,7 @@ def serve(
     """
     if slots < 1:
         raise UsageError(f"slots {slots} is not allowed: 1 or more")
-    batch = Batch(target, method, config, observer)
+    batch = Batch(target, method, config, observer, closed=False)
     order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
     waiting = deque(order)
     rows: dict[int, Row] = {}
