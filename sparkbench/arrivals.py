@@ -11,17 +11,18 @@ import numpy as np
 from sparkbench.errors import UsageError
 
 KIND = "poisson"
+LEAST, MOST = 1e-6, 1e6  # requests a second; beyond, the clock's float64 has no microseconds left
 
 
 def parse(text: str) -> float:
-    """Requests a second of `poisson:R`. UsageError: another form, or a rate that is not above 0."""
+    """Requests a second of `poisson:R`. UsageError: another form, or a rate outside of [LEAST, MOST]."""
     kind, colon, rate = text.partition(":")
     try:
         value = float(rate) if kind == KIND and colon else math.nan
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"arrivals {text!r} is not allowed: {KIND}:R with R requests a second, above 0")
+    if not LEAST <= value <= MOST:
+        raise UsageError(f"arrivals {text!r} is not allowed: {KIND}:R with R requests a second, {LEAST:g} to {MOST:g}")
     return value
 
 

@@ -53,6 +53,7 @@ def place(tmp_path: Path) -> dict[str, Any]:
         ("arrivals", "poisson", "arrivals 'poisson' .*poisson:R"),
         ("arrivals", "poisson:0", "arrivals 'poisson:0'"),
         ("arrivals", "poisson:nan", "arrivals 'poisson:nan'"),
+        ("arrivals", "poisson:1e-300", "arrivals 'poisson:1e-300' .*1e-06 to 1e"),
         ("arrivals", "uniform:3", "arrivals 'uniform:3'"),
         ("switch_to_ar", "soon", "switch-to-ar 'soon' .*auto or off"),
         ("switch_to_ar", -1, "switch-to-ar -1"),
