@@ -32,7 +32,7 @@ from sparkbench.intervals import (
 
 COUNTED = [
     *("run", "unit", "batch_id", "turn", "repeat", "dataset", "prompt_id", "batch_size", "status"),
-    *("tokens_out", "decode_s", "batch_wall_s", "committed_sum", "rounds"),
+    *("tokens_out", "decode_s", "batch_wall_s", "committed_sum", "rounds", "batch_rounds", "arrival_s"),
 ]
 
 
@@ -116,7 +116,10 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class Measurement:
-    """Sums over one batch (over one prompt at batch size 1) of one arm, turn and repeat."""
+    """Sums over one batch (over one prompt at batch size 1) of one arm, turn and repeat.
+
+    slots: rounds of the batch times its size, which `rounds` of its rows could have filled; None where unknown.
+    """
 
     dataset: str
     prompt_ids: tuple[str, ...]
@@ -124,6 +127,7 @@ class Measurement:
     seconds: float
     committed: int
     rounds: int
+    slots: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ def measurements(samples: pa.Table) -> Measured:
         if any(row["status"] != "ok" for row in rows):
             left_out.extend(_name(row["dataset"], row["prompt_id"]) for row in rows)
             continue
-        alone = rows[0]["batch_size"] == 1
+        alone = rows[0]["batch_size"] == 1 and rows[0]["arrival_s"] is None
+        rounds = rows[0]["batch_rounds"]
         moments[moment] = Measurement(
             dataset=rows[0]["dataset"],
             prompt_ids=tuple(row["prompt_id"] for row in rows),
@@ -161,8 +166,56 @@ def measurements(samples: pa.Table) -> Measured:
             seconds=rows[0]["decode_s"] if alone else max(row["batch_wall_s"] for row in rows),
             committed=sum(row["committed_sum"] for row in rows),
             rounds=sum(row["rounds"] for row in rows),
+            slots=None if rounds is None else rounds * rows[0]["batch_size"],
         )
     return Measured(moments, tuple(dict.fromkeys(left_out)))
+
+
+def fill(measured: Measured) -> float | None:
+    """How full batches were: rounds of rows over the rounds that full batches would have had. None where unknown."""
+    known = [each for each in measured.moments.values() if each.slots is not None]
+    return ratio(sum(each.rounds for each in known), sum(each.slots or 0 for each in known))
+
+
+def percentile(values: Sequence[float | None], share: float) -> float | None:
+    """The percentile `share` (0 to 1) by linear interpolation between order statistics; None without values."""
+    known = [value for value in values if value is not None]
+    return float(np.quantile(known, share)) if known else None
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """The batch size at which a method's speedup over AR falls to 1.
+
+    batch_size: None where no measured interval holds it; `text` says on which side it lies: `<2`, `>32`, or `-`.
+    monotone:   False if a larger batch size was faster than AR again.
+    """
+
+    batch_size: float | None
+    text: str
+    monotone: bool = True
+
+
+def break_even(speedups: Mapping[int, float | None]) -> BreakEven:
+    """The break-even of speedups by batch size.
+
+    It lies between the last size before the first at which the method is slower than AR, and that size, interpolated
+    in the logarithms of both: beyond it the method is not known to be safe, even where a larger size is faster again.
+    """
+    known = sorted((size, value) for size, value in speedups.items() if value is not None and value > 0)
+    if len(known) < 2:
+        return BreakEven(None, "-")
+    slower = next((place for place, (_, value) in enumerate(known) if value < 1), None)
+    if slower is None:
+        return BreakEven(None, f">{known[-1][0]}")
+    monotone = all(value < 1 for _, value in known[slower:])
+    mark = "" if monotone else "?"
+    if slower == 0:
+        return BreakEven(None, f"<{known[0][0]}{mark}", monotone)
+    (low, above), (high, below) = known[slower - 1], known[slower]
+    share = math.log(above) / (math.log(above) - math.log(below))
+    size = low * (high / low) ** share
+    return BreakEven(size, f"{size:.1f}{mark}", monotone)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from sparkbench import stats
 from sparkbench.intervals import Interval
+from sparkbench.report import batches
 from sparkbench.results import read_samples
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ NUMERIC = frozenset(COLUMNS[1:]) | {GEOMEAN}
 LEGEND = (
     "speedup: decode tokens/s over AR's, ratio of sums, with a 95 % bootstrap over prompts;",
     "tau: tokens a round, bonus included, pooled; TTFT in ms;",
-    "same/tie/viol: outputs identical to AR's, tie flips, violations.",
+    "same/tie/viol: outputs identical to AR's, tie flips, violations; rejection draws its own.",
 )
 
 
@@ -45,25 +46,32 @@ class Summary:
 
     def document(self) -> dict[str, Any]:
         """JSON values: rows, warnings and the meaning of the headline numbers."""
-        return {"rows": list(self.rows), "warnings": list(self.warnings), "legend": " ".join(LEGEND)}
+        return {
+            "rows": list(self.rows),
+            "break_even": batches.break_evens(self.rows),
+            "warnings": list(self.warnings),
+            "legend": " ".join(LEGEND),
+        }
 
     def tables(self) -> list["RenderableType"]:
         """What a terminal shows, at most 80 columns wide; every text is shown literally."""
         from rich.text import Text
 
         shown: list[RenderableType] = []
+        marks = _marks(list(self.rows))
         scenes = dict.fromkeys((row["dataset"], *(row[name] for name in SCENE)) for row in self.rows)
         for dataset, target, temperature, batch_size in scenes:
             rows = [row for row in self.rows if _scene(row) == (dataset, target, temperature, batch_size)]
             prompts = max(row["prompts"] for row in rows)
-            marks = _marks(rows)
+            here = {row["variant"] for row in rows}
             settings = f"temperature {temperature:g}, batch size {batch_size}, {prompts} prompts"
             shown += [
                 Text(_printable(f"{dataset}: {_short(target)}, {settings}"), style="bold"),
                 _table(rows, marks),
-                *(Text(_printable(f"{mark} {variant}")) for variant, mark in marks.items()),
+                *(Text(_printable(f"{mark} {variant}")) for variant, mark in marks.items() if variant in here),
                 Text(""),
             ]
+        shown += batches.tables(self.rows, ALL, lambda row: _name(row, marks))
         shown += [Text(line, style="dim") for line in LEGEND] if self.rows else []
         return shown + [Text(_printable(f"warning: {warning}"), style="yellow") for warning in self.warnings]
 
@@ -78,7 +86,10 @@ def summary_of(samples: pa.Table, notes: Iterable[str] = ()) -> Summary:
     """The summary of a table of samples. Runs count together; each is compared with its own AR."""
     samples = samples.drop_columns(["output_ids"])
     rows: list[dict[str, Any]] = []
-    for scene, table in _groups(samples, SCENE):
+    scenes = list(_groups(samples, SCENE))
+    targets = list(dict.fromkeys(scene["target"] for scene, _ in scenes))
+    scenes.sort(key=lambda each: (targets.index(each[0]["target"]), *(each[0][name] or 0 for name in SCENE[1:])))
+    for scene, table in scenes:
         datasets = list(_groups(table, ("dataset",)))
         parts = [(name["dataset"], part) for name, part in datasets]
         for dataset, part in [*parts, (ALL, table)] if len(parts) > 1 else parts:
@@ -97,9 +108,13 @@ def _rows(scene: dict[str, Any], samples: pa.Table) -> Iterator[dict[str, Any]]:
         exactness = Counter(table["exactness"].to_pylist())
         status = Counter(table["status"].to_pylist())
         is_reference = arm["method"] == REFERENCE
+        timed = table.filter(pc.and_(pc.equal(table["pass"], "clean"), pc.equal(table["status"], "ok")))
+        times = {name: timed[f"{name}_s"].to_pylist() for name in ("latency", "ttft")}
         yield {
             **scene,
             **arm,
+            "rule": next(iter(pc.unique(table["rule"]).to_pylist()), None),
+            "stream": any(moment is not None for moment in timed["arrival_s"].to_pylist()),
             "prompts": alone.prompts,
             "tau": alone.tau,
             "tau_interval": _pair(alone.tau_interval),
@@ -112,6 +127,12 @@ def _rows(scene: dict[str, Any], samples: pa.Table) -> Iterator[dict[str, Any]]:
             "speedup_mean_of_ratios": found.mean_of_ratios,
             "speedup_geometric_mean_of_ratios": found.geometric_mean_of_ratios,
             "speedup_ratio_of_mean_tpot": found.ratio_of_mean_tpot,
+            "fill": stats.fill(mine),
+            **{
+                f"{name}_p{share}_s": stats.percentile(values, share / 100)
+                for name, values in times.items()
+                for share in (50, 95, 99)
+            },
             "ttft_s": pc.mean(table.filter(pc.equal(table["pass"], "clean"))["ttft_s"]).as_py(),
             "identical": exactness["identical"],
             "tie_flips": exactness["tie_flip"],
@@ -179,7 +200,7 @@ def _table(rows: list[dict[str, Any]], marks: dict[str, str]) -> "RenderableType
         table.add_column(name, justify="right" if name in NUMERIC else "left", overflow="fold", no_wrap=name in NUMERIC)
     for row in rows:
         cells = {
-            "method": _printable(f"{row['method']} {marks.get(row['variant'], '')}".strip()),
+            "method": _name(row, marks),
             "budget": _number(row["budget"], "d"),
             "tau": _number(row["tau"], ".2f"),
             "speedup [95 %]": _number(row["speedup"], ".2f") + _brackets(row["speedup_interval"]),
@@ -192,9 +213,15 @@ def _table(rows: list[dict[str, Any]], marks: dict[str, str]) -> "RenderableType
     return table
 
 
+def _name(row: dict[str, Any], marks: dict[str, str]) -> str:
+    return _printable(f"{row['method']} {marks.get(row['variant'], '')}".strip())
+
+
 def _exactness(row: dict[str, Any]) -> str:
     if row["method"] == REFERENCE:
         return "reference"
+    if row["rule"] not in (None, "match"):
+        return str(row["rule"])
     return f"{row['identical']}/{row['tie_flips']}/{row['violations']}"
 
 
