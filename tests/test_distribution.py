@@ -279,7 +279,7 @@ PLANTED = [
 def test_planted_errors_are_found(models: Models, monkeypatch: pytest.MonkeyPatch, plant: Plant, text: str) -> None:
     """They are large: 2,560 draws do. Where a tree holds most tokens, a mismatch is rare and outputs tell it first."""
     plant(monkeypatch)
-    with pytest.raises(AssertionError, match="chi-square|differ from autoregressive"):
+    with pytest.raises(AssertionError, match=r"chi-square|differ from autoregressive"):
         check(models, Cell(text, Sampling(1.0), LARGE, 2560))
 
 
