@@ -95,7 +95,7 @@ def ordered(q: Tensor, siblings: Sequence[int]) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_siblings_added_up(count: int) -> None:
-    """Over all ordered sets of siblings: the token that comes out has the target's distribution; and not with a fault."""
+    """Over all ordered sets of siblings, the token that comes out has the target's distribution; not with a fault."""
     p, q = (logits[:4].double().softmax(0) for logits in (TARGET, DRAFTER))
     for renormalise in (True, False):
         outcome, accepted = torch.zeros(4, dtype=torch.float64), 0.0
@@ -114,7 +114,7 @@ def test_siblings_added_up(count: int) -> None:
             near(found.rate, accepted)
 
 
-@pytest.mark.parametrize("siblings", itertools.permutations(range(4), 2))
+@pytest.mark.parametrize("siblings", list(itertools.permutations(range(4), 2)))
 def test_siblings_are_tried_as_the_definition_says(siblings: tuple[int, int]) -> None:
     """Where `rejection` changes its mind as the uniform numbers grow, and what it leaves when it refuses both."""
     p, q = (logits[:4].double().softmax(0) for logits in (TARGET, DRAFTER))

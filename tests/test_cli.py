@@ -146,7 +146,8 @@ def test_ctrl_c_is_130(invoke: Callable[..., Done], monkeypatch: pytest.MonkeyPa
     assert invoke("list", "datasets").code == 130
 
 
-def test_a_closed_pipe_is_quiet() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_quiet(unbuffered: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -154,6 +155,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         stdout=writing,
         stderr=subprocess.PIPE,
         cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
         check=False,
     )
     os.close(writing)

@@ -73,9 +73,13 @@ def console(stream: TextIO | None = None) -> "Console":
     """A rich console on `stream` (stdout by default) that reads no markup or emoji codes from text."""
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would exit with 1, which is a verdict here
+
     stream = sys.stdout if stream is None else stream
     colour = wants_colour(stream)
-    return Console(
+    return Quiet(
         file=stream,
         markup=False,
         emoji=False,
