@@ -385,6 +385,7 @@ def test_every_option_of_run_reaches_the_sweep(invoke: Callable[..., Done], swep
     options = """run --method dflash,ddtree:builder=heap --method ar --temperature 0,0.5 --temperature 1
         --budget 8 --batch-size 1,2 --drafter dflash=a/b --revision main --dtype float32 --device cpu
         --thinking on --limit 2 --max-new-tokens 9 --top-k 3 --top-p 0.5 --repeats 2 --threads 1 --strict
+        --min-p 0.1 --repetition-penalty 1.2 --rule match --ignore-eos --arrivals poisson:2 --switch-to-ar 3
         --config sweep.toml --out place --data bundled --dataset gsm8k,mbpp --on local --json"""
     assert invoke(*options.split()).code == 0
     expected = SweepConfig(
@@ -403,6 +404,12 @@ def test_every_option_of_run_reaches_the_sweep(invoke: Callable[..., Done], swep
         max_new_tokens=9,
         top_k=3,
         top_p=0.5,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        rule="match",
+        ignore_eos=True,
+        arrivals="poisson:2",
+        switch_to_ar=3,
         seed=5,
         repeats=2,
         threads=1,
