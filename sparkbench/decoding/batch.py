@@ -191,7 +191,7 @@ class Batch:
         assert self._verifier is not None
         self._keys, self._seen, self._new = keys, seen, [new]
         self._draft_keys = self._keys_of_drafts(keys)
-        self._rests_for_good = False
+        self._rests_for_good = self.method.most_rows == 0
         if self.method.drafter_kind:
             with self._timer.stage("draft"):  # counted in the first round
                 self.method.begin(self.target, len(anchors), capacity)
