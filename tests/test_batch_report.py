@@ -123,3 +123,11 @@ def test_rejection_has_no_exactness_to_show() -> None:
     rows = [row("a", 4, 1.0, method="autoregressive", variant="autoregressive")]
     rows += [row("a", 4, 1.0, variant="m:rule=rejection", rule="rejection")]
     assert any(line.split()[-1] == "rejection" for line in shown(summary_of(table(rows))) if line.startswith("m (a)"))
+
+
+@pytest.mark.parametrize(("drafted", "said"), [(6, False), (3, False), (2, True), (0, True), (None, False)])
+def test_a_method_that_rested_is_named(drafted: int | None, said: bool) -> None:
+    rows = [row("a", 12, 1.0, method="autoregressive", variant="autoregressive", rounds_drafted=0)]
+    rows += [row("a", 12, 1.0, rounds=6, rounds_drafted=drafted)]
+    warnings = " ".join(summary_of(table(rows)).warnings)
+    assert ("drafted in less than half of their rounds: m at batch size 1" in warnings) == said

@@ -28,6 +28,7 @@ ALL = "all data sets"
 SCENE = ("target", "temperature", "batch_size")
 COLUMNS = ("method", "budget", "tau", "speedup [95 %]", "tok/s", "TTFT", "same/tie/viol")
 GEOMEAN = "geomean"
+RESTING = 0.5  # share of rounds with drafts below which a method is said to have rested
 NUMERIC = frozenset(COLUMNS[1:]) | {GEOMEAN}
 LEGEND = (
     "speedup: decode tokens/s over AR's, ratio of sums, with a 95 % bootstrap over prompts;",
@@ -128,6 +129,7 @@ def _rows(scene: dict[str, Any], samples: pa.Table) -> Iterator[dict[str, Any]]:
             "speedup_geometric_mean_of_ratios": found.geometric_mean_of_ratios,
             "speedup_ratio_of_mean_tpot": found.ratio_of_mean_tpot,
             "fill": stats.fill(mine),
+            "drafted": _share(timed, "rounds_drafted", "rounds"),
             **{
                 f"{name}_p{share}_s": stats.percentile(values, share / 100)
                 for name, values in times.items()
@@ -155,6 +157,13 @@ def _warnings(samples: pa.Table, rows: list[dict[str, Any]], notes: Iterable[str
         yield f"{total['violations']} outputs violate exactness: they are not what AR returns"
     if total["degenerate"]:
         yield f"{total['degenerate']} outputs are degenerate (repetitive), which flatters every method"
+    resting = [
+        _printable(f"{row['variant']} at batch size {row['batch_size']}")
+        for row in rows
+        if row["method"] != REFERENCE and row["drafted"] is not None and row["drafted"] < RESTING
+    ]
+    if resting:
+        yield f"drafted in less than half of their rounds: {_listing(list(dict.fromkeys(resting)))}"
     if total["failed"]:
         reasons = Counter(reason for reason in samples["error"].to_pylist() if reason is not None)
         shown = "; ".join(reason for reason, _ in reasons.most_common(3))
@@ -211,6 +220,12 @@ def _table(rows: list[dict[str, Any]], marks: dict[str, str]) -> "RenderableType
         }
         table.add_row(*(Text(cells[name]) for name in columns))
     return table
+
+
+def _share(table: pa.Table, part: str, whole: str) -> float | None:
+    """The sum of a column over that of another; None where one has no values, or nothing to divide by."""
+    sums = pc.sum(table[part]).as_py(), pc.sum(table[whole]).as_py()
+    return sums[0] / sums[1] if sums[0] is not None and sums[1] else None
 
 
 def _name(row: dict[str, Any], marks: dict[str, str]) -> str:
