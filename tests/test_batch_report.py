@@ -11,6 +11,7 @@ from rich.console import Console
 from test_stats import measured, row, table
 
 from sparkbench import stats
+from sparkbench.break_even import break_even
 from sparkbench.report.summary import Summary, summary_of
 
 
@@ -30,7 +31,7 @@ from sparkbench.report.summary import Summary, summary_of
     ],
 )
 def test_break_even(speedups: dict[int, float | None], size: float | None, text: str, monotone: bool) -> None:
-    found = stats.break_even(speedups)
+    found = break_even(speedups)
     assert (found.text, found.monotone) == (text, monotone)
     assert found.batch_size == (size if size is None else pytest.approx(size))
 
@@ -38,7 +39,7 @@ def test_break_even(speedups: dict[int, float | None], size: float | None, text:
 def test_break_even_agrees_with_a_fine_sweep() -> None:
     """On a curve that is a straight line in both logarithms, the interpolation is exact."""
     curve = {size: 3.0 * size**-0.5 for size in (1, 2, 4, 8, 16, 32)}
-    assert stats.break_even(curve).batch_size == pytest.approx(9.0)
+    assert break_even(curve).batch_size == pytest.approx(9.0)
 
 
 def batch(rounds: list[int], size: int, name: str = "b", **values: Any) -> list[dict[str, Any]]:

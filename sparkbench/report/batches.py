@@ -1,13 +1,13 @@
 """What batch sizes do to speed: speedup, throughput and latency by batch size, the break-even, how full batches were.
 
 Tables for a summary that holds several batch sizes, or a stream of requests. The numbers are those of the summary's
-rows (summary.py) and of `stats.break_even`; nothing is computed from samples here.
+rows (summary.py) and of `break_even.py`; nothing is computed from samples here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkbench import stats
+from sparkbench.break_even import break_even
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +28,7 @@ def break_evens(rows: Iterable[Row]) -> list[Row]:
         names = dict(zip((*PLACE, "dataset", *ARM), key, strict=True))
         if len(several) > 1 and names["method"] != "autoregressive":
             speedups = {row["batch_size"]: row["speedup"] for row in several}
-            even = stats.break_even(speedups)
+            even = break_even(speedups)
             found.append({**names, "batch_size": even.batch_size, "text": even.text, "monotone": even.monotone})
     return found
 
