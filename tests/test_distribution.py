@@ -87,10 +87,7 @@ def shown(sampling: Sampling) -> str:
     return "-".join([f"T{sampling.temperature}", *(f"{name}{value}" for name, value in values.items())])
 
 
-MANY, SOME = (
-    50_000,
-    12_800,
-)  # draws at the large batch size: of every method under every rule, and of other ways to draft
+MANY, SOME = 50_000, 12_800  # draws in large batches: of every method under every rule, of other ways to draft
 
 
 def row_by_row(text: str) -> bool:
@@ -252,9 +249,7 @@ def a_fresh_draw_after_a_mismatch(patch: pytest.MonkeyPatch) -> None:
     """Where the target's draw is not among the drafts, it is thrown away and drawn again."""
     accept = rules.accept
 
-    def planted(
-        rule: str, tree: DraftTree, logits: Tensor, lengths: Tensor, keys: Tensor, *rest: Any
-    ) -> Acceptance:  # fmt: skip
+    def planted(rule: str, tree: DraftTree, logits: Tensor, lengths: Tensor, keys: Tensor, *rest: Any) -> Acceptance:
         found = accept(rule, tree, logits, lengths, keys, *rest)
         again = draw(logits, tree.depths, lengths, stream_keys(keys, 99), tree.max_depth, *rest)
         return with_bonus(found, at_the_end(found, again))
@@ -277,10 +272,10 @@ PLANTED = [
 
 @pytest.mark.parametrize(("plant", "text"), PLANTED)
 def test_planted_errors_are_found(models: Models, monkeypatch: pytest.MonkeyPatch, plant: Plant, text: str) -> None:
-    """They are large: 2,560 draws do. Where a tree holds most tokens, a mismatch is rare and outputs tell it first."""
+    """They are large: 5,120 draws do, even where a tree holds most tokens, so that few draws of the target miss it."""
     plant(monkeypatch)
-    with pytest.raises(AssertionError, match=r"chi-square|differ from autoregressive"):
-        check(models, Cell(text, Sampling(1.0), LARGE, 2560))
+    with pytest.raises(AssertionError, match="chi-square"):
+        check(models, Cell(text, Sampling(1.0), LARGE, 5120))
 
 
 def test_other_tokens_of_the_right_distribution_are_found_under_match(models: Models) -> None:

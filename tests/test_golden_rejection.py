@@ -49,7 +49,10 @@ def test_one_draft(case: Case) -> None:
             assert int(accepted.tokens[0, 0]) == token
         if odds < 1:
             assert refused.accepted.tolist() == [0]
-            close(left, p if case["residual_fallback_to_p"] else torch.tensor(case["residual"]))
+        else:  # never refused, unless by a number that is none; what is left then counts all the same
+            refused, left = tried(pair, one, [token], [float("inf")])
+            assert refused.accepted.tolist() == [0]
+        close(left, p if case["residual_fallback_to_p"] else torch.tensor(case["residual"]))
     close(torch.minimum(p, q).sum(), torch.tensor(case["accept_prob"]))
 
 

@@ -143,7 +143,11 @@ def gumbel(keys: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 
 def uniform(keys: Tensor, positions: Tensor, numbers: Tensor) -> Tensor:
-    """Numbers in (0, 1), [B, N] float64, for keys [B] at positions [B, N], told apart by `numbers` [B, N] int64."""
+    """Numbers in (0, 1), [B, N] float64, for keys [B] at positions [B, N], told apart by `numbers` [B, N] int64.
+
+    With the same keys, `gumbel` turns the very same numbers into noise: keys of another stream (`stream_keys`) are the
+    caller's business.
+    """
     return _uniform_of(_mix(_mix(keys[:, None] + positions * _GOLDEN) + (numbers + 1) * _GOLDEN))
 
 
