@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkbench.break_even import break_even
+from sparkbench.report.tables import framed, number, printable, short
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +47,7 @@ def tables(rows: Sequence[Row], everything: str, name_of: Callable[[Row], str]) 
         if len({row["dataset"] for row in whole}) > 1:
             continue  # data sets of which no row over all was made
         sizes = sorted({row["batch_size"] for row in whole})
-        title = f"{target}, temperature {temperature:g}"
+        title = printable(f"{short(target)}, temperature {temperature:g}")
         if len(sizes) > 1:
             evens = {_arm(each): each["text"] for each in break_evens(whole)}
             arms = list(_grouped(whole, ARM).values())
@@ -63,13 +64,14 @@ def tables(rows: Sequence[Row], everything: str, name_of: Callable[[Row], str]) 
 def _requests(rows: Sequence[Row], name_of: Callable[[Row], str]) -> "RenderableType":
     """Fill, and percentiles of latency and time to first token."""
     shares = ("p50", "p95", "p99")
-    table = _table(("method", "budget", "batch", "fill", *(f"{p}, s" for p in shares), *(f"TTFT {p}" for p in shares)))
+    columns = ("method", "budget", "batch", "fill", *(f"{p}, s" for p in shares), *(f"TTFT {p}" for p in shares))
+    lines = []
     for row in rows:
-        cells = [_text(row["batch_size"], "d"), _text(row["fill"], ".0%")]
-        cells += [_text(row[f"latency_{p}_s"], ".2f") for p in shares]
-        cells += [_text(row[f"ttft_{p}_s"], ".2f") for p in shares]
-        _add(table, [name_of(row), _text(row["budget"], "d"), *cells])
-    return table
+        cells = [number(row["batch_size"], "d"), number(row["fill"], ".0%")]
+        cells += [number(row[f"latency_{p}_s"], ".2f") for p in shares]
+        cells += [number(row[f"ttft_{p}_s"], ".2f") for p in shares]
+        lines.append([name_of(row), number(row["budget"], "d"), *cells])
+    return framed(columns, columns[:1], lines)
 
 
 def _by_size(
@@ -79,28 +81,25 @@ def _by_size(
     cell: Callable[[Row], str],
     evens: dict[tuple[Any, ...], str] | None,
 ) -> "RenderableType":
-    table = _table(("method", "budget", *map(str, sizes), *(["break-even"] if evens is not None else [])))
+    columns = ("method", "budget", *map(str, sizes), *(["break-even"] if evens is not None else []))
+    lines = []
     for several in arms:
         by_size = {row["batch_size"]: cell(row) for row in several}
         cells = [by_size.get(size, "-") for size in sizes]
         last = [] if evens is None else [evens.get(_arm(several[0]), "-")]
-        _add(table, [name_of(several[0]), _text(several[0]["budget"], "d"), *cells, *last])
-    return table
+        lines.append([name_of(several[0]), number(several[0]["budget"], "d"), *cells, *last])
+    return framed(columns, columns[:1], lines)
 
 
 def _speedup(row: Row) -> str:
     """A speedup; one whose interval contains 1 is no win and no loss."""
     interval = row["speedup_interval"]
     unsure = interval is not None and interval[0] <= 1 <= interval[1]
-    return ("~" if unsure else "") + _text(row["speedup"], ".2f")
+    return ("~" if unsure else "") + number(row["speedup"], ".2f")
 
 
 def _number(key: str, form: str) -> Callable[[Row], str]:
-    return lambda row: _text(row[key], form)
-
-
-def _text(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    return lambda row: number(row[key], form)
 
 
 def _arm(row: Row) -> tuple[Any, ...]:
@@ -112,19 +111,3 @@ def _grouped(rows: Iterable[Row], names: Sequence[str]) -> dict[tuple[Any, ...],
     for row in rows:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     return groups
-
-
-def _table(columns: Sequence[str]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in columns:
-        left = name == "method"
-        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
-    return table
-
-
-def _add(table: Any, cells: Sequence[str]) -> None:
-    from rich.text import Text
-
-    table.add_row(*map(Text, cells))

@@ -8,7 +8,7 @@ covered: plots and files.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from sparkbench import stats
 from sparkbench.intervals import Interval
 from sparkbench.report import batches
+from sparkbench.report.tables import framed, number, printable, short
 from sparkbench.results import read_samples
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ SCENE = ("target", "temperature", "batch_size")
 COLUMNS = ("method", "budget", "tau", "speedup [95 %]", "tok/s", "TTFT", "same/tie/viol")
 GEOMEAN = "geomean"
 RESTING = 0.5  # share of rounds with drafts below which a method is said to have rested
-NUMERIC = frozenset(COLUMNS[1:]) | {GEOMEAN}
 LEGEND = (
     "speedup: decode tokens/s over AR's, ratio of sums, with a 95 % bootstrap over prompts;",
     "tau: tokens a round, bonus included, pooled; TTFT in ms;",
@@ -67,14 +67,14 @@ class Summary:
             here = {row["variant"] for row in rows}
             settings = f"temperature {temperature:g}, batch size {batch_size}, {prompts} prompts"
             shown += [
-                Text(_printable(f"{dataset}: {_short(target)}, {settings}"), style="bold"),
+                Text(printable(f"{dataset}: {short(target)}, {settings}"), style="bold"),
                 _table(rows, marks),
-                *(Text(_printable(f"{mark} {variant}")) for variant, mark in marks.items() if variant in here),
+                *(Text(printable(f"{mark} {variant}")) for variant, mark in marks.items() if variant in here),
                 Text(""),
             ]
         shown += batches.tables(self.rows, ALL, lambda row: _name(row, marks))
         shown += [Text(line, style="dim") for line in LEGEND] if self.rows else []
-        return shown + [Text(_printable(f"warning: {warning}"), style="yellow") for warning in self.warnings]
+        return shown + [Text(printable(f"warning: {warning}"), style="yellow") for warning in self.warnings]
 
 
 def summarise(paths: str | Path | Iterable[str | Path]) -> Summary:
@@ -158,7 +158,7 @@ def _warnings(samples: pa.Table, rows: list[dict[str, Any]], notes: Iterable[str
     if total["degenerate"]:
         yield f"{total['degenerate']} outputs are degenerate (repetitive), which flatters every method"
     resting = [
-        _printable(f"{row['variant']} at batch size {row['batch_size']}")
+        printable(f"{row['variant']} at batch size {row['batch_size']}")
         for row in rows
         if row["method"] != REFERENCE and row["drafted"] is not None and row["drafted"] < RESTING
     ]
@@ -200,26 +200,21 @@ def _letters(number: int) -> str:
 
 
 def _table(rows: list[dict[str, Any]], marks: dict[str, str]) -> "RenderableType":
-    from rich.table import Table
-    from rich.text import Text
-
     columns = COLUMNS if rows[0]["dataset"] != ALL else (*COLUMNS[:4], GEOMEAN, *COLUMNS[4:])
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for name in columns:
-        table.add_column(name, justify="right" if name in NUMERIC else "left", overflow="fold", no_wrap=name in NUMERIC)
-    for row in rows:
-        cells = {
+    cells = [
+        {
             "method": _name(row, marks),
-            "budget": _number(row["budget"], "d"),
-            "tau": _number(row["tau"], ".2f"),
-            "speedup [95 %]": _number(row["speedup"], ".2f") + _brackets(row["speedup_interval"]),
-            GEOMEAN: _number(row["speedup_geomean_over_datasets"], ".2f"),
-            "tok/s": _number(row["tokens_per_s"], ".0f"),
-            "TTFT": _number(row["ttft_s"] and row["ttft_s"] * 1000, ".1f"),
+            "budget": number(row["budget"], "d"),
+            "tau": number(row["tau"], ".2f"),
+            "speedup [95 %]": number(row["speedup"], ".2f") + _brackets(row["speedup_interval"]),
+            GEOMEAN: number(row["speedup_geomean_over_datasets"], ".2f"),
+            "tok/s": number(row["tokens_per_s"], ".0f"),
+            "TTFT": number(row["ttft_s"] and row["ttft_s"] * 1000, ".1f"),
             "same/tie/viol": _exactness(row),
         }
-        table.add_row(*(Text(cells[name]) for name in columns))
-    return table
+        for row in rows
+    ]
+    return framed(columns, COLUMNS[:1], [[each[name] for name in columns] for each in cells])
 
 
 def _share(table: pa.Table, part: str, whole: str) -> float | None:
@@ -229,7 +224,7 @@ def _share(table: pa.Table, part: str, whole: str) -> float | None:
 
 
 def _name(row: dict[str, Any], marks: dict[str, str]) -> str:
-    return _printable(f"{row['method']} {marks.get(row['variant'], '')}".strip())
+    return printable(f"{row['method']} {marks.get(row['variant'], '')}".strip())
 
 
 def _exactness(row: dict[str, Any]) -> str:
@@ -238,10 +233,6 @@ def _exactness(row: dict[str, Any]) -> str:
     if row["rule"] not in (None, "match"):
         return str(row["rule"])
     return f"{row['identical']}/{row['tie_flips']}/{row['violations']}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def _brackets(interval: list[float] | None) -> str:
@@ -259,13 +250,3 @@ def _listing(names: list[str]) -> str:
 
 def _scene(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["dataset"], *(row[name] for name in SCENE))
-
-
-def _short(target: str) -> str:
-    """A target's name for a title: of a long path, the last part."""
-    return target if len(target) <= 24 else PurePath(target).name
-
-
-def _printable(text: str) -> str:
-    """Control characters as visible escapes: names come from files."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
