@@ -24,6 +24,7 @@ from sparkbench import catalog, drafters, registry
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
 from sparkbench.decoding.method import Method
 from sparkbench.decoding.target import Target
+from sparkbench.decoding.timing import covered
 
 CONTEXTS = (64, 1024)
 
@@ -64,15 +65,9 @@ def against_generate(target: Target, context: int, tokens: int, repeats: int) ->
 
 
 def other_share(generations: list[Generation]) -> float:
-    """Share of decode time outside all stages; sub-stages are inside their parents and not added."""
-    covered = sum(
-        nanoseconds
-        for generation in generations
-        for round_ in generation.rounds
-        for stage, nanoseconds in round_.stages_ns.items()
-        if "/" not in stage
-    )
-    return 1 - covered / 1e9 / sum(generation.decode_s for generation in generations)
+    """Share of decode time outside all stages."""
+    inside = sum(covered(round_.stages_ns) for generation in generations for round_ in generation.rounds)
+    return 1 - inside / 1e9 / sum(generation.decode_s for generation in generations)
 
 
 def methods_of(target: Target) -> dict[str, Method]:

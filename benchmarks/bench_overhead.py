@@ -17,8 +17,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 
-from sparkbench import models, prompts
+from sparkbench import models
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
+from sparkbench.decoding.timing import covered
+from sparkbench.measure import first_turns
 from sparkbench.settings import SweepConfig
 from sparkbench.sweep import plan
 
@@ -36,10 +38,9 @@ def shares(generations: list[Generation]) -> dict[str, float]:
     for round_ in longest.rounds[1:]:
         for stage, nanoseconds in round_.stages_ns.items():
             stages[stage] = stages.get(stage, 0) + nanoseconds
-    first = sum(ns for stage, ns in longest.rounds[0].stages_ns.items() if "/" not in stage)
-    total = longest.decode_s * 1e9 - first
+    total = longest.decode_s * 1e9 - covered(longest.rounds[0].stages_ns)
     parts = {stage: stages.get(stage, 0) / total for stage in (*LOOP, "commit/carry", "draft", "build", "verify")}
-    parts["other"] = 1 - sum(ns for stage, ns in stages.items() if "/" not in stage) / total
+    parts["other"] = 1 - covered(stages) / total
     parts["loop"] = parts["other"] + sum(parts[stage] for stage in LOOP)
     parts["ms_a_round"] = total / 1e6 / max(1, len(longest.rounds) - 1)
     return parts
@@ -66,8 +67,7 @@ def main() -> None:
     )
     planned = plan(config)
     loaded = models.load(planned, "bench")
-    found = [prompt for unit in planned.units if unit.batch_size == sizes[0] for prompt in unit.prompts]
-    ids = [prompts.encode_chat(loaded.target.tokenizer, [{"role": "user", "content": p.turns[0]}]) for p in found]
+    ids = first_turns(planned, loaded)
     decode = DecodeConfig(arguments.tokens, config.sampling(arguments.temperature), frozenset(), profile=True)
     result = {}
     for size in sizes:

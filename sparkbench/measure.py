@@ -137,7 +137,8 @@ def _measure(
     for name in loaded.passes if shift % 2 == 0 else loaded.passes[::-1]:
         for order, index in enumerate(rotated):
             config = _decode(unit, loaded, profile=name == PROFILE)
-            outcomes[name, index] = _attempt(index, requests, config, loaded, order, unit)
+            slots = unit.batch_size if unit.arrivals else None
+            outcomes[name, index] = _attempt(index, requests, config, loaded, order, slots)
             if advance is not None:
                 advance(f"{unit.name} {loaded.arms[index].label}")
     reference = outcomes[CLEAN, REFERENCE].generations
@@ -172,9 +173,9 @@ def _attempt(
     config: DecodeConfig,
     loaded: Loaded,
     order: int,
-    unit: Unit | None = None,
+    slots: int | None = None,
 ) -> Outcome:
-    """Decode requests with one arm; of a unit with arrivals as its stream."""
+    """Decode requests with one arm, as a stream of at most `slots` rows at a time or, if that is None, as one batch."""
     on_gpu = loaded.target.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(loaded.target.device)
@@ -182,18 +183,17 @@ def _attempt(
     error = None
     try:
         target, method = loaded.target, loaded.methods[index]
-        if unit is not None and unit.arrivals:
-            generations = loaded.tools.serve(target, method, requests, config, unit.batch_size)
-        else:
+        if slots is None:
             generations = loaded.tools.generate(target, method, requests, config)
+        else:
+            generations = loaded.tools.serve(target, method, requests, config, slots)
     except Exception as failure:
         error = _message(failure)
         if _is_memory(failure):
-            rows = len(requests) if unit is None else min(unit.batch_size, len(requests))
             longest = max(len(request.prompt_ids) for request in requests)
             error = (
-                f"out of memory at batch size {rows}, prompts of up to {longest} tokens and {config.max_new_tokens} "
-                f"new ones: {_first_line(failure)}"
+                f"out of memory at batch size {min(slots or len(requests), len(requests))}, prompts of up to "
+                f"{longest} tokens and {config.max_new_tokens} new ones: {_first_line(failure)}"
             )
     if error is not None and on_gpu:
         torch.cuda.empty_cache()

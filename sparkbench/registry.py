@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,8 +62,11 @@ class Variant:
     options: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, text: str) -> "Variant":
-        """Read `name[:key=value...]`. UsageError: unknown method, option or value; the message lists what exists."""
+    def parse(cls, text: str, unless_given: Mapping[str, str] | None = None) -> "Variant":
+        """Read `name[:key=value...]`. UsageError: unknown method, option or value; the message lists what exists.
+
+        unless_given: options that take these values where the text does not name them.
+        """
         name, *pairs = text.strip().split(":")
         # A value may hold colons itself (a drive letter, a hub revision): pieces without `=` belong to the one before.
         joined: list[str] = []
@@ -76,9 +79,11 @@ class Variant:
         fields = {field.name.replace("_", "-"): field for field in dataclasses.fields(found.Options)}
         hints = typing.get_type_hints(found.Options)
         options: dict[str, str] = {}
+        named = {_key(pair) for pair in joined}
+        joined += [f"{key}={value}" for key, value in (unless_given or {}).items() if key not in named]
         for pair in joined:
-            key, equals, value = pair.partition("=")
-            key = key.strip().replace("_", "-")
+            _, equals, value = pair.partition("=")
+            key = _key(pair)
             if not equals or key not in fields:
                 known = ", ".join(sorted(fields)) or "none"
                 raise UsageError(f"method {found.name}: unknown option {key or pair!r}; known: {known}")
@@ -113,6 +118,11 @@ def build(variant: Variant, *, drafter: Any = None, budget: int | None = None) -
     """An instance of a variant. `drafter` is of the method's kind; `budget` is for methods that take one."""
     found = get(variant.method)
     return found(variant.typed_options(), drafter, budget if found.takes_budget else None)
+
+
+def _key(pair: str) -> str:
+    """The option's name in `key=value`."""
+    return pair.partition("=")[0].strip().replace("_", "-")
 
 
 def _built_in() -> list[str]:

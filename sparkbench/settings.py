@@ -170,11 +170,9 @@ def _methods(texts: Sequence[str], rule: str) -> tuple[str, ...]:
 
 
 def _variant(text: str, rule: str) -> registry.Variant:
-    """A variant by its text, with `rule` where it is not the default, drafts, and names none itself."""
-    name = text.partition(":")[0].strip()
-    if rule == "match" or registry.get(name).name == AUTOREGRESSIVE or ":rule=" in text:
-        return registry.Variant.parse(text)
-    return registry.Variant.parse(f"{text}:rule={rule}")
+    """A variant by its text, with `rule` where it drafts and names none itself; `match` is what methods do anyway."""
+    drafts = registry.get(text.partition(":")[0].strip()).name != AUTOREGRESSIVE
+    return registry.Variant.parse(text, {"rule": rule} if drafts and rule != "match" else None)
 
 
 def _drafters(given: object) -> dict[str, str]:

@@ -11,12 +11,13 @@ import json
 
 import torch
 
-from sparkbench import models, prompts
+from sparkbench import models
 from sparkbench.decoding.accept import Acceptance
 from sparkbench.decoding.loop import DecodeConfig, Request, generate
 from sparkbench.decoding.method import Context
 from sparkbench.decoding.sampling import noise_key
 from sparkbench.decoding.tree import DraftTree
+from sparkbench.measure import first_turns
 from sparkbench.settings import SweepConfig
 from sparkbench.sweep import plan
 
@@ -59,10 +60,8 @@ def main() -> None:
     loaded = models.load(planned, "chances")
     decode = DecodeConfig(config.max_new_tokens, config.sampling(arguments.temperature))
     counter = Counter()
-    for unit in planned.units:
-        for prompt in unit.prompts:
-            ids = prompts.encode_chat(loaded.target.tokenizer, [{"role": "user", "content": prompt.turns[0]}])
-            generate(loaded.target, loaded.methods[-1], [Request(ids, noise_key(ids, 0))], decode, counter)
+    for ids in first_turns(planned, loaded):
+        generate(loaded.target, loaded.methods[-1], [Request(ids, noise_key(ids, 0))], decode, counter)
     chances = [taken / tried for taken, tried in zip(counter.taken, counter.tried, strict=True) if tried >= 20]
     for rank, chance in enumerate(chances):
         print(f"rank {rank:>2}: accepted in {100 * chance:5.1f} % of {counter.tried[rank]}")

@@ -12,6 +12,7 @@ output nor counted as committed.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -192,10 +193,7 @@ class Batch:
         self._keys, self._seen, self._new = keys, seen, [new]
         self._draft_keys = self._keys_of_drafts(keys)
         self._rests_for_good = self.method.most_rows == 0
-        if self.method.drafter_kind:
-            with self._timer.stage("draft"):  # counted in the first round
-                self.method.begin(self.target, len(anchors), capacity)
-        else:
+        with self._timer.stage("draft") if self.method.drafter_kind else nullcontext():  # counted in the first round
             self.method.begin(self.target, len(anchors), capacity)
         self._context = Context(
             target=self.target,

@@ -112,7 +112,7 @@ class Sampling:
         """The distribution [..., V] float32 that a token is drawn from; at temperature 0 all of it is on one token."""
         scores = self.scores(logits, seen)
         if self.greedy:
-            return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+            return torch.zeros_like(scores).scatter_(-1, argmax(scores)[..., None], 1.0)
         return scores.softmax(-1)
 
 

@@ -52,9 +52,7 @@ class Verifier:
 
     def __init__(self, target: "Target", batch: int, capacity: int, feature_layers: Sequence[int] = ()) -> None:
         self.target = target
-        self.cache = RowCache(
-            target.num_layers, target.kv_heads, target.head_dim, batch, capacity, target.dtype, target.device
-        )
+        self.cache = self._new_cache(batch, capacity)
         self.forwards = 0
         self._stock_cache = _StockCache(self.cache, target.layer_windows)
         self._writer = MaskWriter(target.windows, target.by_type, target.dtype, target.device)
@@ -79,11 +77,8 @@ class Verifier:
 
     def admit(self, prompts: Sequence[Sequence[int]]) -> Verified:
         """Prefill further prompts as new rows behind those there are; the result is that of `prefill`."""
-        target, running = self.target, self.cache
-        capacity = max(map(len, prompts))
-        self.cache = self._stock_cache.rows = RowCache(
-            target.num_layers, target.kv_heads, target.head_dim, len(prompts), capacity, target.dtype, target.device
-        )
+        running = self.cache
+        self.cache = self._stock_cache.rows = self._new_cache(len(prompts), max(map(len, prompts)))
         try:
             verified = self.prefill(prompts)
             running.join(self.cache)
@@ -112,6 +107,12 @@ class Verifier:
 
     def close(self) -> None:
         self._taps.remove()
+
+    def _new_cache(self, batch: int, capacity: int) -> RowCache:
+        target = self.target
+        return RowCache(
+            target.num_layers, target.kv_heads, target.head_dim, batch, capacity, target.dtype, target.device
+        )
 
     def _causal_alone(self, longest: int) -> bool:
         """Padding lies to the right, so a causal forward needs no mask unless a window cuts it."""

@@ -15,6 +15,7 @@ import torch
 
 from sparkbench.decoding.loop import DecodeConfig, Generation, Request, generate
 from sparkbench.decoding.target import Target
+from sparkbench.decoding.timing import covered
 from sparkbench.profiling.curve import StepCurve, StepCurves
 from sparkbench.profiling.measure import gathered, step_curve
 
@@ -84,7 +85,4 @@ def _beside_forward(target: Target, method: Any, rows: int) -> float:
     found: Sequence[Generation] = generate(target, method, [Request(tuple(ids)) for ids in prompts], config)
     longest = max(found, key=lambda generation: len(generation.rounds))
     rounds = longest.rounds[2:] or longest.rounds[-1:]
-    return statistics.median(
-        sum(spent for stage, spent in each.stages_ns.items() if "/" not in stage and stage != "verify") / 1e9
-        for each in rounds
-    )
+    return statistics.median((covered(each.stages_ns) - each.stages_ns.get("verify", 0)) / 1e9 for each in rounds)
